@@ -1,0 +1,1 @@
+"""Agents: what is learned, and from what. Knows nothing of processes."""

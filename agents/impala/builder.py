@@ -1,0 +1,66 @@
+"""Makes the parts of IMPALA."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from headrace.agents.acting import CategoricalPolicy
+from headrace.agents.builder import Builder, Learner, item_envs
+from headrace.agents.environments import EnvironmentSpec
+from headrace.agents.impala.config import IMPALAConfig
+from headrace.agents.networks import MLP
+from headrace.agents.types import Unroll
+
+if TYPE_CHECKING:
+    import threading
+
+    from headrace.agents.replay import Queue, UnrollReader, UnrollWriter
+
+
+class IMPALABuilder(Builder[IMPALAConfig]):
+    """Makes the parts of IMPALA. See `Builder`."""
+
+    def __init__(self, config: IMPALAConfig, spec: EnvironmentSpec, envs_per_actor: int) -> None:
+        super().__init__(config, spec, envs_per_actor)
+        self._item_envs = item_envs(envs_per_actor, config.batch_size)
+        self._items_per_batch = config.batch_size // self._item_envs
+        self._network = MLP(spec.observation.shape, spec.action.num_values, config.hidden_sizes)
+
+    def make_queue(self, port: int | None = None) -> Queue:
+        """See `Builder.make_queue`."""
+        from headrace.agents import replay
+
+        max_items = self.config.queue_size * self._items_per_batch
+        return replay.Queue(self._signature(), max_items, port)
+
+    def make_writer(self, address: str, stop: threading.Event) -> UnrollWriter:
+        """See `Builder.make_writer`."""
+        from headrace.agents import replay
+
+        return replay.UnrollWriter(address, self._item_envs, self.config.max_in_flight_items, stop)
+
+    def make_reader(self, address: str, stop: threading.Event) -> UnrollReader:
+        """See `Builder.make_reader`."""
+        from headrace.agents import replay
+
+        return replay.UnrollReader(address, self._signature(), self._items_per_batch, stop)
+
+    def make_policy(
+        self, seed: np.random.SeedSequence, *, greedy: bool = False
+    ) -> CategoricalPolicy:
+        """See `Builder.make_policy`."""
+        return CategoricalPolicy(self._network, seed, greedy=greedy)
+
+    def make_learner(self, reader: UnrollReader, seed: np.random.SeedSequence) -> Learner:
+        """See `Builder.make_learner`."""
+        from headrace.agents.impala import learning
+
+        params = self._network.init(np.random.default_rng(seed))
+        return learning.IMPALALearner(self.config, self._network, params, reader)
+
+    def _signature(self) -> Unroll:
+        from headrace.agents import replay
+
+        return replay.unroll_signature(self.spec, self.config.unroll_length, self._item_envs)

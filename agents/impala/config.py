@@ -1,0 +1,97 @@
+"""Settings of IMPALA."""
+
+import dataclasses
+import math
+from typing import Literal
+
+from headrace.agents.types import ConfigError
+
+
+@dataclasses.dataclass(frozen=True)
+class IMPALAConfig:
+    """Settings of IMPALA.
+
+    Raises:
+      ConfigError: a value is out of its range.
+    """
+
+    unroll_length: int = 20
+    """T, env steps per environment in one unroll."""
+    batch_size: int = 32
+    """B, unrolls in one train batch. Must divide or be a multiple of the environments per actor."""
+    queue_size: int = 2
+    """Train batches that the queue holds; a full queue blocks the actors. More is staler."""
+    max_in_flight_items: int = 2
+    """Queue items that an actor may have written before the queue has confirmed them."""
+    broadcast_interval: int = 1
+    """Learner steps between two publications of weights."""
+    update_period: int = 1
+    """Unrolls that an actor makes between two fetches of weights."""
+
+    hidden_sizes: tuple[int, ...] = (64, 64)
+    """Units of each hidden layer."""
+    discount: float = 0.99
+    """Discount factor per env step, gamma."""
+    reward_scale: float = 1.0
+    """Factor on rewards in the loss; reported returns are not scaled."""
+    rho_bar: float = 1.0
+    """Clip of the importance weights in the value target."""
+    c_bar: float = 1.0
+    """Clip of the importance weights in the trace; at most rho_bar."""
+    pg_rho_bar: float = 1.0
+    """Clip of the importance weights in the policy gradient."""
+    trace_decay: float = 1.0
+    """Lambda of V-trace: 1 is the full trace, 0 one-step targets."""
+    baseline_cost: float = 0.5
+    """Weight of the value loss, 0.5 (vs - V)^2."""
+    entropy_cost: float = 0.01
+    """Weight of the entropy bonus."""
+    loss_reduction: Literal["mean", "sum"] = "mean"
+    """Over the steps of a batch. The paper sums, so its gradients grow with the batch."""
+
+    optimizer: Literal["adam", "rmsprop"] = "adam"
+    """Optimiser."""
+    learning_rate: float = 6e-4
+    """Step size of the optimiser."""
+    epsilon: float = 1e-5
+    """Added to the optimiser's divisor: outside the root for adam, inside for rmsprop."""
+    rmsprop_decay: float = 0.99
+    """Decay of RMSProp's mean square."""
+    rmsprop_momentum: float = 0.0
+    """Momentum of RMSProp."""
+    max_gradient_norm: float = 40.0
+    """Global norm to which gradients are clipped."""
+    jit_compile: bool = True
+    """Compile the learner step with XLA: faster for MLPs, slower for convolutions on a CPU."""
+
+    def __post_init__(self) -> None:
+        for name in (
+            "unroll_length",
+            "batch_size",
+            "queue_size",
+            "max_in_flight_items",
+            "broadcast_interval",
+            "update_period",
+        ):
+            _check(self, name, getattr(self, name) >= 1, "must be at least 1")
+        for name in ("learning_rate", "epsilon", "rho_bar", "pg_rho_bar", "max_gradient_norm"):
+            _check(self, name, 0 < getattr(self, name) < math.inf, "must be finite and above 0")
+        for name in ("baseline_cost", "entropy_cost", "reward_scale"):
+            _check(self, name, 0 <= getattr(self, name) < math.inf, "must be finite, 0 or more")
+        for name in ("discount", "trace_decay", "rmsprop_decay", "rmsprop_momentum"):
+            _check(self, name, 0 <= getattr(self, name) <= 1, "must lie in [0, 1]")
+        _check(self, "c_bar", 0 <= self.c_bar <= self.rho_bar, "must lie in [0, rho_bar]")
+        _check(
+            self,
+            "hidden_sizes",
+            len(self.hidden_sizes) > 0 and min(self.hidden_sizes) >= 1,
+            "must name at least one layer, each of 1 unit or more",
+        )
+        _check(self, "loss_reduction", self.loss_reduction in ("mean", "sum"), "mean or sum")
+        _check(self, "optimizer", self.optimizer in ("adam", "rmsprop"), "adam or rmsprop")
+
+
+def _check(config: IMPALAConfig, name: str, holds: bool, expected: str) -> None:
+    # Conditions are written so that NaN fails them.
+    if not holds:
+        raise ConfigError(name, getattr(config, name), expected)

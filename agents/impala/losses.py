@@ -1,0 +1,101 @@
+"""The IMPALA loss."""
+
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from headrace.agents.impala.config import IMPALAConfig
+from headrace.agents.vtrace import VTraceReturns, vtrace
+
+
+class Transitions(NamedTuple):
+    """What the loss needs of a train batch: tensors [T, B], the learner's outputs included.
+
+    Attributes:
+      logits: [T, B, A] float32, target policy.
+      values: float32, V(x_t).
+      next_values: float32, V of the true successor of x_t.
+      action: int64.
+      reward: float32, as the environment gave it.
+      terminated: bool.
+      truncated: bool.
+      valid: bool, rows that count.
+      behaviour_log_prob: float32.
+    """
+
+    logits: tf.Tensor
+    values: tf.Tensor
+    next_values: tf.Tensor
+    action: tf.Tensor
+    reward: tf.Tensor
+    terminated: tf.Tensor
+    truncated: tf.Tensor
+    valid: tf.Tensor
+    behaviour_log_prob: tf.Tensor
+
+
+def impala_loss(
+    transitions: Transitions, config: IMPALAConfig
+) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+    """Policy gradient, value and entropy loss over the valid steps.
+
+    With the V-trace targets vs and advantages adv (arXiv:1802.01561, sections 4.1 and 4.2)::
+
+      - log pi(a|x) adv  +  baseline_cost * 0.5 (vs - V(x))^2  -  entropy_cost * H(pi(.|x))
+
+    summed over valid steps, or averaged over them (`loss_reduction`). No gradient flows through
+    vs, adv or the importance weights.
+
+    Returns:
+      The scalar loss, and scalar metrics by name. The metrics are means over valid steps.
+    """
+    x = transitions
+    log_probs = tf.nn.log_softmax(x.logits)
+    action_log_prob = tf.gather(log_probs, x.action, axis=-1, batch_dims=2)
+    log_rhos = tf.stop_gradient(action_log_prob - x.behaviour_log_prob)
+    returns = _vtrace(x, log_rhos, config)
+
+    weights = tf.cast(x.valid, tf.float32)
+    count = tf.reduce_sum(weights)
+    mean_weights = weights / tf.maximum(count, 1.0)
+    loss_weights = mean_weights if config.loss_reduction == "mean" else weights
+
+    entropy = -tf.reduce_sum(tf.exp(log_probs) * log_probs, axis=-1)
+    policy_gradient = -action_log_prob * returns.pg_advantages
+    baseline = 0.5 * tf.square(returns.vs - x.values)
+    per_step = policy_gradient + config.baseline_cost * baseline - config.entropy_cost * entropy
+    loss = _weighted(per_step, loss_weights)
+
+    rhos = tf.exp(log_rhos)
+    metrics = {
+        "policy_gradient_loss": _weighted(policy_gradient, mean_weights),
+        "baseline_loss": _weighted(baseline, mean_weights),
+        "entropy": _weighted(entropy, mean_weights),
+        "value": _weighted(x.values, mean_weights),
+        "rho": _weighted(rhos, mean_weights),
+        "rho_clipped": _weighted(tf.cast(rhos > config.rho_bar, tf.float32), mean_weights),
+        # E_mu[rho - 1 - log rho] = KL(mu || pi), with a non-negative sample at every step.
+        "behaviour_kl": _weighted(rhos - 1.0 - log_rhos, mean_weights),
+    }
+    return loss, metrics
+
+
+def _vtrace(x: Transitions, log_rhos: tf.Tensor, config: IMPALAConfig) -> VTraceReturns:
+    return vtrace(
+        log_rhos=log_rhos,
+        discounts=config.discount * tf.cast(~x.terminated, tf.float32),
+        rewards=config.reward_scale * x.reward,
+        values=tf.stop_gradient(x.values),
+        next_values=tf.stop_gradient(x.next_values),
+        ends=x.terminated | x.truncated,
+        valid=x.valid,
+        rho_bar=config.rho_bar,
+        c_bar=config.c_bar,
+        pg_rho_bar=config.pg_rho_bar,
+        lambda_=config.trace_decay,
+    )
+
+
+def _weighted(x: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+    # Select, not multiply: an invalid row may hold anything.
+    return tf.reduce_sum(tf.where(weights > 0, x * weights, tf.zeros_like(x)))

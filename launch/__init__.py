@@ -1,0 +1,1 @@
+"""Launching: who runs where. Knows agents only through `headrace.agents.builder`."""

@@ -1,0 +1,1 @@
+"""The nodes of a program, one small class each."""

@@ -1,0 +1,338 @@
+"""Runs a program on this machine, and lets nothing of it hang, hide or stay behind.
+
+Launchpad supplies the nodes, their addresses and the entry of each process; the processes are
+supervised here, since its own local launcher does not say which node failed or why, kills itself
+together with nodes that are slow to stop, and leaves orphans when it is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
+
+import launchpad as lp
+from absl import flags
+from launchpad.launch import worker_manager
+
+from headrace.launch.nodes.supervision import FAILURE_MARK
+from headrace.launch.program import ACTOR, LEARNER, REPORTER, VARIABLE_SOURCE
+
+STOP_ORDER = (ACTOR, LEARNER, VARIABLE_SOURCE, REPORTER)
+"""Writers before the queue that they write to, and the reporter when all have reported."""
+
+_STOP_S = {ACTOR: 2.0, LEARNER: 3.0, VARIABLE_SOURCE: 1.0, REPORTER: 2.0}
+"""Seconds that a group may take to stop before it is killed. Together below the 10 s promised."""
+
+_EARLY_S = 5.0
+_POLL_S = 0.1
+_PR_SET_PDEATHSIG = 1
+
+# One thread each: a node's share of the machine is set by the number of nodes.
+_LIGHT_ENV = {
+    "TF_CPP_MIN_LOG_LEVEL": "2",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "CUDA_VISIBLE_DEVICES": "",
+}
+_NODE_ENV = {
+    LEARNER: {"TF_CPP_MIN_LOG_LEVEL": "2"},
+    ACTOR: _LIGHT_ENV,
+    VARIABLE_SOURCE: _LIGHT_ENV,
+    REPORTER: _LIGHT_ENV,
+}
+
+
+class NodeError(RuntimeError):
+    """A node failed.
+
+    Attributes:
+      node: its name.
+      details: its traceback, or the end of its log.
+    """
+
+    def __init__(self, node: str, summary: str, details: str) -> None:
+        super().__init__(f"{node} {summary}")
+        self.node = node
+        self.details = details
+
+
+class Interrupted(Exception):  # noqa: N818  # asked for, not an error
+    """A signal asked for the end of the run.
+
+    Attributes:
+      signum: the signal.
+    """
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(signal.Signals(signum).name)
+        self.signum = signum
+
+
+class _Node(Protocol):
+    """A running node."""
+
+    name: str
+    group: str
+
+    def is_running(self) -> bool: ...
+
+    def failure(self) -> NodeError | None:
+        """Why the node, which has ended, did not end well."""
+
+    def stop(self) -> None:
+        """Asks it to stop."""
+
+    def kill(self) -> None: ...
+
+
+def run(
+    program: lp.Program,
+    launch_type: str,
+    log_dir: Path,
+    on_poll: Callable[[], None] = lambda: None,
+) -> None:
+    """Runs a program until its learner has finished, then stops the other nodes.
+
+    Args:
+      program: from `make_program`.
+      launch_type: `processes` or `threads`.
+      log_dir: gets a file per node, `<node>.log`, if they are processes.
+      on_poll: called about ten times per second.
+
+    Raises:
+      NodeError: a node failed; every node has been stopped.
+      Interrupted: SIGINT, SIGTERM or SIGHUP came; every node has been stopped.
+    """
+    with _signals() as received:
+        nodes: list[_Node] = []
+        try:
+            start = _start_processes if launch_type == "processes" else _start_threads
+            for node in start(program, log_dir):
+                nodes.append(node)
+                _raise_if_any(received)
+            _watch(nodes, received, on_poll)
+        finally:
+            failures = _stop(nodes, received)
+        if failures:
+            raise failures[0]
+
+
+def _watch(nodes: list[_Node], received: list[int], on_poll: Callable[[], None]) -> None:
+    ended_at: dict[str, float] = {}
+    while True:
+        _raise_if_any(received)
+        for node in nodes:
+            if node.is_running():
+                continue
+            if failure := node.failure():
+                raise failure
+            if node.group == LEARNER:
+                return
+            # When the reporter ends the run, an actor may be done before the learner is.
+            since = ended_at.setdefault(node.name, time.monotonic())
+            if time.monotonic() - since > _EARLY_S:
+                raise NodeError(node.name, "ended before the run did", "")
+        on_poll()
+        time.sleep(_POLL_S)
+
+
+def _stop(nodes: list[_Node], received: list[int]) -> list[NodeError]:
+    """Stops the nodes in order; returns failures of those that were still running."""
+    failures: list[NodeError] = []
+    interrupts = received.count(signal.SIGINT)
+    for group in STOP_ORDER:
+        running = [node for node in nodes if node.group == group and node.is_running()]
+        for node in running:
+            node.stop()
+        deadline = time.monotonic() + _STOP_S[group]
+        while any(node.is_running() for node in running):
+            impatient = received.count(signal.SIGINT) > max(interrupts, 1)
+            if impatient or time.monotonic() > deadline:
+                break
+            time.sleep(0.02)
+        for node in running:
+            if node.is_running():
+                node.kill()
+            elif failure := node.failure():
+                failures.append(failure)
+    return failures
+
+
+def _raise_if_any(received: list[int]) -> None:
+    if received:
+        raise Interrupted(received[0])
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[list[int]]:
+    """Collects the signals that ask for an end. Outside the main thread there are none."""
+    received: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+
+    def handle(signum: int, frame: FrameType | None) -> None:
+        received.append(signum)
+
+    ending = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {signum: signal.signal(signum, handle) for signum in ending}
+    try:
+        yield received
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
+# Processes.
+
+
+@dataclasses.dataclass
+class _ProcessNode:
+    name: str
+    group: str
+    process: subprocess.Popen[bytes]
+    log: Path
+    asked_to_stop: bool = False
+
+    def is_running(self) -> bool:
+        return self.process.poll() is None
+
+    def failure(self) -> NodeError | None:
+        code = self.process.returncode
+        # While it starts, a node has no handler yet and dies of the signal.
+        if code == 0 or (self.asked_to_stop and code in (-signal.SIGTERM, -signal.SIGKILL)):
+            return None
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"failed ({code})"
+        return NodeError(self.name, f"{how}; its log is {self.log}", _error_in(self.log))
+
+    def stop(self) -> None:
+        self.asked_to_stop = True
+        self.process.terminate()
+
+    def kill(self) -> None:
+        self.asked_to_stop = True
+        self.process.kill()
+        self.process.wait()
+
+
+def _start_processes(program: lp.Program, log_dir: Path) -> Iterator[_Node]:
+    log_dir.mkdir(parents=True, exist_ok=True)
+    _prepare(program, lp.LaunchType.LOCAL_MULTI_PROCESSING)
+    libc = ctypes.CDLL(None)
+
+    def die_with_launcher() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+    for group, nodes in program.groups.items():
+        commands = nodes[0].to_executables(nodes, group, nodes[0].launch_context)
+        for index, command in enumerate(commands):
+            name = f"{group}_{index}" if group == ACTOR else group
+            log = log_dir / f"{name}.log"
+            with log.open("wb") as output:
+                process = subprocess.Popen(
+                    command.command_as_list,
+                    env={**os.environ, **_NODE_ENV[group]},
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    # Ctrl-C reaches the launcher only, which stops the nodes in order.
+                    start_new_session=True,
+                    preexec_fn=die_with_launcher,
+                )
+            yield _ProcessNode(name, group, process, log)
+
+
+def _error_in(log: Path) -> str:
+    """What a log says of the node's failure: its traceback, or else its last lines."""
+    text = log.read_text(errors="replace")
+    for mark in (FAILURE_MARK, "Traceback (most recent call last):"):
+        if (start := text.rfind(mark)) >= 0:
+            return text[start:].removeprefix(FAILURE_MARK).strip()
+    return "\n".join(text.splitlines()[-20:])
+
+
+# Threads.
+
+
+class _ThreadNode:
+    def __init__(self, name: str, group: str, function: Callable[[], Any]) -> None:
+        self.name = name
+        self.group = group
+        self._function = function
+        self._ended = threading.Event()
+        self._error: BaseException | None = None
+        # A manager for each, so that each can be stopped alone.
+        with _signal_handlers_kept():
+            self._manager = worker_manager.WorkerManager(register_signals=False)
+        self._manager.thread_worker(name, self._run)
+
+    def is_running(self) -> bool:
+        return not self._ended.is_set()
+
+    def failure(self) -> NodeError | None:
+        if self._error is None:
+            return None
+        details = "".join(traceback.format_exception(None, self._error, self._error.__traceback__))
+        failure = NodeError(self.name, "failed", details)
+        failure.__cause__ = self._error
+        return failure
+
+    def stop(self) -> None:
+        self._manager.stop_event().set()
+
+    def kill(self) -> None:
+        print(f"{self.name} did not stop; its thread is left behind", file=sys.stderr)
+
+    def _run(self) -> None:
+        try:
+            self._function()
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._ended.set()
+
+
+@contextlib.contextmanager
+def _signal_handlers_kept() -> Iterator[None]:
+    """Undoes what the first WorkerManager of a process does to the signals whatever its options."""
+    signums = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGALRM)
+    before = {signum: signal.getsignal(signum) for signum in signums}
+    yield
+    for signum, handler in before.items():
+        if signal.getsignal(signum) is not handler:
+            signal.signal(signum, handler)
+
+
+def _start_threads(program: lp.Program, log_dir: Path) -> Iterator[_Node]:
+    del log_dir  # All nodes write to this process's own output.
+    _prepare(program, lp.LaunchType.LOCAL_MULTI_THREADING)
+    for group, nodes in program.groups.items():
+        functions = nodes[0].to_executables(nodes, group, nodes[0].launch_context)
+        for index, function in enumerate(functions):
+            yield _ThreadNode(f"{group}_{index}" if group == ACTOR else group, group, function)
+
+
+def _prepare(program: lp.Program, launch_type: lp.LaunchType) -> None:
+    """What `lp.launch` does before it starts the nodes."""
+    if not flags.FLAGS.is_parsed():
+        flags.FLAGS.mark_as_parsed()
+    for node in program.get_all_nodes():
+        node._initialize_context(launch_type, launch_config=None)
+    for label, nodes in program.groups.items():
+        for node in nodes:
+            for handle in node.input_handles:
+                handle.connect(node, label)
+    for node in program.get_all_nodes():
+        node.bind_addresses()

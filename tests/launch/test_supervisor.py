@@ -1,0 +1,155 @@
+"""The supervisor: errors surface, nothing hangs and nothing stays behind. Real processes."""
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import launchpad as lp
+import psutil
+import pytest
+
+from headrace.launch import supervisor
+from headrace.launch.program import ACTOR, LEARNER, REPORTER, VARIABLE_SOURCE
+
+HERE = str(Path(__file__).parent)
+sys.path.insert(0, HERE)
+
+from toy_nodes import Toy  # noqa: E402  # as the nodes' processes import it
+
+
+@pytest.fixture(autouse=True)
+def nodes_find_toy_nodes(monkeypatch):
+    paths = [HERE, os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_behind():
+    yield
+    children = psutil.Process().children(recursive=True)
+    assert [child.cmdline() for child in children] == []
+
+
+def make_program(folder, **behaviours):
+    program = lp.Program("toy")
+    for group in (REPORTER, VARIABLE_SOURCE, LEARNER, ACTOR):
+        behaviour = behaviours.get(group, "wait")
+        program.add_node(lp.PyClassNode(Toy, behaviour, str(folder), group), label=group)
+    return program
+
+
+def run(folder, launch_type="processes", **behaviours):
+    supervisor.run(make_program(folder, **behaviours), launch_type, folder / "logs")
+
+
+@pytest.mark.parametrize("launch_type", ["processes", "threads"])
+def test_learner_that_finishes_ends_the_run_in_order(tmp_path, launch_type):
+    run(tmp_path, launch_type, learner="finish")
+    stopped_at = {path.stem: float(path.read_text()) for path in tmp_path.glob("*.stopped")}
+    assert sorted(stopped_at, key=stopped_at.get) == [ACTOR, VARIABLE_SOURCE, REPORTER]
+
+
+@pytest.mark.parametrize("group", [LEARNER, ACTOR, VARIABLE_SOURCE, REPORTER])
+def test_node_that_raises_surfaces_its_traceback(tmp_path, group):
+    with pytest.raises(supervisor.NodeError) as error:
+        run(tmp_path, **{group: "fail"})
+    assert error.value.node.startswith(group)
+    assert "ValueError: original error" in error.value.details
+    assert 'in _fail\n    raise ValueError("original error")' in error.value.details
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "words", "details"),
+    [
+        ("exit", "failed (3)", ""),
+        ("kill", "was killed by SIGKILL", ""),
+        ("fail_before_supervision", "failed (1)", "ValueError: broken before supervision"),
+        ("fail_twice", "failed (1)", "ValueError: original error"),
+    ],
+)
+def test_node_that_dies_is_named_with_how(tmp_path, behaviour, words, details):
+    with pytest.raises(supervisor.NodeError) as error:
+        run(tmp_path, actor=behaviour)
+    assert str(error.value).startswith(f"actor_0 {words}; its log is ")
+    assert details in error.value.details
+    assert (tmp_path / "logs" / "actor_0.log").exists()
+
+
+def test_node_that_leaves_early_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(supervisor, "_EARLY_S", 0.5)
+    with pytest.raises(supervisor.NodeError, match="actor_0 ended before the run did"):
+        run(tmp_path, actor="return")
+
+
+def test_error_while_stopping_is_not_lost(tmp_path):
+    with pytest.raises(supervisor.NodeError) as error:
+        run(tmp_path, learner="finish", reporter="fail_when_stopped")
+    assert "ValueError: error while stopping" in error.value.details
+
+
+def test_first_error_is_the_one_that_surfaces(tmp_path):
+    with pytest.raises(supervisor.NodeError) as error:
+        run(tmp_path, learner="fail", reporter="fail_when_stopped")
+    assert error.value.node == LEARNER
+
+
+def test_nodes_that_hang_are_killed_within_ten_seconds(tmp_path):
+    start = time.monotonic()
+    with pytest.raises(supervisor.NodeError) as error:
+        run(tmp_path, learner="exit", actor="hang", variable_source="hang", reporter="hang")
+    assert error.value.node == LEARNER
+    assert time.monotonic() - start < 10 + 5  # the latter to start them
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("launch_type", ["processes", "threads"])
+def test_signal_ends_the_run(tmp_path, launch_type, signum):
+    before = signal.getsignal(signum)
+    timer = threading.Timer(1.5, os.kill, (os.getpid(), signum))
+    timer.start()
+    with pytest.raises(supervisor.Interrupted) as error:
+        run(tmp_path, launch_type)
+    assert error.value.signum == signum
+    assert signal.getsignal(signum) is before
+    timer.join()
+
+
+def test_signal_while_nodes_are_being_started(tmp_path):
+    program = make_program(tmp_path)
+    timer = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    start = time.monotonic()
+    with pytest.raises(supervisor.Interrupted):
+        supervisor.run(program, "processes", tmp_path / "logs")
+    assert time.monotonic() - start < 10
+    timer.join()
+
+
+def test_second_interrupt_kills_at_once(tmp_path):
+    timers = [threading.Timer(t, os.kill, (os.getpid(), signal.SIGINT)) for t in (1.5, 2.0)]
+    for timer in timers:
+        timer.start()
+    start = time.monotonic()
+    with pytest.raises(supervisor.Interrupted):
+        run(tmp_path, learner="hang", actor="hang", variable_source="hang", reporter="hang")
+    assert time.monotonic() - start < 4
+    for timer in timers:
+        timer.join()
+
+
+def test_thread_that_raises_surfaces_its_own_exception(tmp_path):
+    with pytest.raises(supervisor.NodeError) as error:
+        run(tmp_path, "threads", actor="fail")
+    assert isinstance(error.value.__cause__, ValueError)
+    assert "original error" in error.value.details
+
+
+def test_two_runs_in_one_process_keep_their_logs_apart(tmp_path):
+    for name in ("first", "second"):
+        folder = tmp_path / name
+        folder.mkdir()
+        run(folder, learner="finish")
+        assert len(list((folder / "logs").iterdir())) == 4
