@@ -116,8 +116,8 @@ class Builder(abc.ABC, Generic[ConfigT]):
         """An actor's way into the queue; its waits end with `stop`."""
 
     @abc.abstractmethod
-    def make_reader(self, address: str, stop: threading.Event) -> UnrollReader:
-        """The learner's way out of the queue; its waits end with `stop`."""
+    def make_reader(self, queue: Queue, stop: threading.Event) -> UnrollReader:
+        """The learner's way out of its queue; its waits end with `stop`."""
 
     @abc.abstractmethod
     def make_policy(self, seed: np.random.SeedSequence, *, greedy: bool = False) -> Policy:

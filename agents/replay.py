@@ -1,9 +1,8 @@
 """The learner's in-queue: a Reverb FIFO table of unrolls, its writers and its reader."""
 
+import contextlib
 import os
 import threading
-from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import reverb
@@ -17,7 +16,7 @@ QUEUE = "queue"
 """Name of the table."""
 
 _POLL_MS = 200
-"""Longest wait, in ms, before a blocked writer or reader looks at its stop event."""
+"""Longest wait, in ms, before a blocked writer looks at its stop event."""
 
 
 def unroll_signature(spec: EnvironmentSpec, unroll_length: int, envs: int) -> Unroll:
@@ -56,15 +55,31 @@ class Queue:
         # never saved: unrolls of a past run are no longer on-policy.
         nowhere = checkpointers_lib.DefaultCheckpointer(os.path.join(os.devnull, QUEUE))
         self._server = reverb.Server([self._table], port, nowhere)
+        self._inserted: int | None = None
+        self.signature = signature
         self.address = f"localhost:{self._server.port}"
 
     @property
     def inserted(self) -> int:
-        """Items that the table has taken in since the start."""
+        """Items that the table has taken in since the start, until the first blank."""
+        if self._inserted is not None:
+            return self._inserted
         return int(self._table.info.rate_limiter_info.insert_stats.completed)
 
+    def put_blanks(self, items: int) -> None:
+        """Adds items of zeros, as far as there is room, so that a waiting reader wakes up."""
+        self._inserted = self.inserted
+        writer = reverb.Client(self.address).trajectory_writer(num_keep_alive_refs=1)
+        blank = tf.nest.map_structure(lambda s: np.zeros(s.shape, s.dtype.name), self.signature)
+        for _ in range(items):
+            writer.append(blank)
+            _create_item(writer)
+        with contextlib.suppress(reverb.errors.DeadlineExceededError):
+            writer.flush(timeout_ms=_POLL_MS)
+        writer.close()
+
     def stop(self) -> None:
-        """Stops the server."""
+        """Stops the server; waits up to 5 s for writers to hang up."""
         self._server.stop()
 
 
@@ -102,8 +117,7 @@ class UnrollWriter:
             part = slice(first, first + self._envs)
             item = tf.nest.map_structure(lambda x, p=part: x[:, p] if x.ndim else x, block)
             self._writer.append(item._replace(sequence=np.int64(self.sequence)))
-            trajectory = tf.nest.map_structure(lambda column: column[-1], self._writer.history)
-            self._writer.create_item(QUEUE, 1.0, trajectory)
+            _create_item(self._writer)
             self.sequence += 1
         self._wait_for_confirmation(self._max_in_flight_items)
 
@@ -129,29 +143,42 @@ class UnrollWriter:
         raise Stopped
 
 
-class UnrollReader:
-    """Assembles train batches from the queue, in FIFO order, losing nothing while it waits.
+def _create_item(writer: reverb.TrajectoryWriter) -> None:
+    """Makes the writer's last step an item of its own."""
+    trajectory = tf.nest.map_structure(lambda column: column[-1], writer.history)
+    writer.create_item(QUEUE, 1.0, trajectory)
 
-    One Reverb worker keeps at most a batch of items in flight, beyond the batch in hand.
+
+class UnrollReader:
+    """Assembles train batches from a queue of this process, in FIFO order, losing nothing.
+
+    It reads without gRPC. One Reverb worker keeps at most a batch of items in flight, beyond the
+    batch in hand.
 
     Args:
-      address: `host:port` of the queue's server. A server of this process is read without gRPC.
-      signature: tensor specs of one item.
+      queue: what to read. Setting `stop` stops it too.
       items_per_batch: items in a train batch.
       stop: ends every wait.
     """
 
-    def __init__(
-        self, address: str, signature: Unroll, items_per_batch: int, stop: threading.Event
-    ) -> None:
-        self._address = address
-        self._signature = signature
+    def __init__(self, queue: Queue, items_per_batch: int, stop: threading.Event) -> None:
+        self._queue = queue
         self._items = items_per_batch
         self._stop = stop
-        self._batches: Iterator[Any] = iter(())
-        self._left_over: list[Unroll] = []
         self.batches = 0
         """Batches handed out so far."""
+        # A wait without a time-out: a sampler that times out can drop the item that it has just
+        # taken from the table. What ends the wait is blank items.
+        dataset = reverb.TrajectoryDataset(
+            queue.address,
+            QUEUE,
+            dtypes=tf.nest.map_structure(lambda s: s.dtype, queue.signature),
+            shapes=tf.nest.map_structure(lambda s: s.shape, queue.signature),
+            max_in_flight_samples_per_worker=items_per_batch,
+            num_workers_per_iterator=1,
+        )
+        self._iterator = iter(dataset.batch(items_per_batch, drop_remainder=True))
+        threading.Thread(target=self._wake_at_stop, name="reader-stop", daemon=True).start()
 
     def next(self) -> Unroll:
         """Waits for the next batch: tensors [items, T, E, ...].
@@ -159,47 +186,19 @@ class UnrollReader:
         Raises:
           Stopped: before the batch was complete.
         """
-        parts, self._left_over = self._left_over, []
-        count = sum(_items(part) for part in parts)
-        while count < self._items:
-            if self._stop.is_set():
-                self._left_over = parts
-                raise Stopped
-            try:
-                part = next(self._batches).data
-            except StopIteration:
-                # The queue was empty for the time-out: that ends Reverb's iterator.
-                self._batches = self._make_iterator()
-                continue
-            parts.append(part)
-            count += _items(part)
+        batch: Unroll = next(self._iterator).data
+        if self._stop.is_set():
+            raise Stopped
         self.batches += 1
-        if len(parts) == 1 and count == self._items:
-            return parts[0]
-        joined = tf.nest.map_structure(lambda *xs: tf.concat(xs, axis=0), *parts)
-        if count > self._items:
-            self._left_over = [tf.nest.map_structure(lambda x: x[self._items :], joined)]
-        batch: Unroll = tf.nest.map_structure(lambda x: x[: self._items], joined)
         return batch
 
-    def waiting(self, queue: Queue) -> float:
+    def waiting(self) -> float:
         """Train batches that the queue has taken in and `next` has not yet handed out."""
-        return queue.inserted / self._items - self.batches
+        return self._queue.inserted / self._items - self.batches
 
-    def _make_iterator(self) -> Iterator[Any]:
-        dataset = reverb.TrajectoryDataset(
-            self._address,
-            QUEUE,
-            dtypes=tf.nest.map_structure(lambda s: s.dtype, self._signature),
-            shapes=tf.nest.map_structure(lambda s: s.shape, self._signature),
-            max_in_flight_samples_per_worker=self._items,
-            num_workers_per_iterator=1,
-            rate_limiter_timeout_ms=_POLL_MS,
-        )
-        # A short batch at the time-out is topped up by the next iterator; dropping it would lose
-        # unrolls.
-        return iter(dataset.batch(self._items, drop_remainder=False))
-
-
-def _items(part: Unroll) -> int:
-    return int(part.sequence.shape[0])
+    def _wake_at_stop(self) -> None:
+        self._stop.wait()
+        # A batch to end the wait, and one that keeps the sampler from waiting for the table, for
+        # which its destructor would wait in turn.
+        self._queue.put_blanks(2 * self._items)
+        self._queue.stop()

@@ -41,11 +41,11 @@ class IMPALABuilder(Builder[IMPALAConfig]):
 
         return replay.UnrollWriter(address, self._item_envs, self.config.max_in_flight_items, stop)
 
-    def make_reader(self, address: str, stop: threading.Event) -> UnrollReader:
+    def make_reader(self, queue: Queue, stop: threading.Event) -> UnrollReader:
         """See `Builder.make_reader`."""
         from headrace.agents import replay
 
-        return replay.UnrollReader(address, self._signature(), self._items_per_batch, stop)
+        return replay.UnrollReader(queue, self._items_per_batch, stop)
 
     def make_policy(
         self, seed: np.random.SeedSequence, *, greedy: bool = False

@@ -71,7 +71,7 @@ class Learner:
         builder = self._builder
         sender = ReportSender(self._reporter, "learner", stop)
         queue = builder.make_queue(lp.get_port_from_address(self._queue_address))
-        reader = builder.make_reader(queue.address, stop)
+        reader = builder.make_reader(queue, stop)
         learner = builder.make_learner(reader, np.random.SeedSequence((self._seed, 2)))
         publisher = VariablePublisher(RemoteWeightsSource(self._variable_source, stop))
         publisher.publish(learner.weights())
@@ -90,7 +90,7 @@ class Learner:
             metrics = learner.metrics()
             if metrics:
                 # Named after what a user sets; the writers' unconfirmed items come on top.
-                metrics["queue_size"] = reader.waiting(queue)
+                metrics["queue_size"] = reader.waiting()
             sender.post(totals, metrics=metrics)
 
         limit = self._max_env_steps or math.inf
@@ -110,7 +110,6 @@ class Learner:
         save_weights(self._run_dir / WEIGHTS_FILE, learner.weights())
         publisher.close(timeout_s=1.0)
         sender.close()
-        queue.stop()
 
 
 class QueueHandle(base.Handle[str]):

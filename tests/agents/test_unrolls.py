@@ -184,7 +184,7 @@ def test_batches_hold_each_step_once_in_order(mode, batch_size):
     stop = threading.Event()
     queue = builder.make_queue()
     writer = builder.make_writer(queue.address, stop)
-    reader = builder.make_reader(queue.address, stop)
+    reader = builder.make_reader(queue, stop)
     steps = 0
 
     def act():
@@ -205,7 +205,7 @@ def test_batches_hold_each_step_once_in_order(mode, batch_size):
         batches.append((items, Unroll(*(_numpy(x) for x in batch))))
     thread.join(30)
     assert not thread.is_alive()
-    assert reader.waiting(queue) == 0
+    assert reader.waiting() == 0
 
     sequence = np.concatenate([items.sequence.numpy() for items, _ in batches])
     np.testing.assert_array_equal(sequence, np.arange(len(sequence)))
