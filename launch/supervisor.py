@@ -108,14 +108,17 @@ def run(
     Args:
       program: from `make_program`.
       launch_type: `processes` or `threads`.
-      log_dir: gets a file per node, `<node>.log`, if they are processes.
+      log_dir: gets a file per node, `<node>.log`. If the nodes are threads, one file, `native.log`,
+        gets what C++ libraries print; Python's output stays where it is.
       on_poll: called about ten times per second.
 
     Raises:
       NodeError: a node failed; every node has been stopped.
       Interrupted: SIGINT, SIGTERM or SIGHUP came; every node has been stopped.
     """
-    with _signals() as received:
+    log_dir.mkdir(parents=True, exist_ok=True)
+    output = contextlib.nullcontext() if launch_type == "processes" else _native_stderr_to(log_dir)
+    with _signals() as received, output:
         nodes: list[_Node] = []
         try:
             start = _start_processes if launch_type == "processes" else _start_threads
@@ -228,7 +231,6 @@ class _ProcessNode:
 
 
 def _start_processes(program: lp.Program, log_dir: Path) -> Iterator[_Node]:
-    log_dir.mkdir(parents=True, exist_ok=True)
     _prepare(program, lp.LaunchType.LOCAL_MULTI_PROCESSING)
     libc = ctypes.CDLL(None)
 
@@ -315,8 +317,27 @@ def _signal_handlers_kept() -> Iterator[None]:
             signal.signal(signum, handler)
 
 
+@contextlib.contextmanager
+def _native_stderr_to(log_dir: Path) -> Iterator[None]:
+    """Keeps the chatter of C++ libraries from the terminal, but not what Python prints."""
+    # For what is left of the libraries after the run.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    python_stderr = sys.stderr
+    terminal = os.dup(2)
+    with (log_dir / "native.log").open("wb") as log, os.fdopen(os.dup(2), "w", 1) as stderr:
+        os.dup2(log.fileno(), 2)
+        if python_stderr is sys.__stderr__:
+            sys.stderr = stderr
+        try:
+            yield
+        finally:
+            sys.stderr = python_stderr
+            os.dup2(terminal, 2)
+            os.close(terminal)
+
+
 def _start_threads(program: lp.Program, log_dir: Path) -> Iterator[_Node]:
-    del log_dir  # All nodes write to this process's own output.
+    del log_dir  # All nodes share this process's output.
     _prepare(program, lp.LaunchType.LOCAL_MULTI_THREADING)
     for group, nodes in program.groups.items():
         functions = nodes[0].to_executables(nodes, group, nodes[0].launch_context)
