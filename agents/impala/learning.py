@@ -55,13 +55,17 @@ class IMPALALearner(Learner):
 
         Raises:
           Stopped: the run ended before the batch was there.
+          FloatingPointError: the step left the finite numbers.
         """
         start = time.perf_counter()
         batch = self._reader.next()
         self._waited += time.perf_counter() - start
         flat, metrics = self._update(batch, tf.constant(self.steps, tf.int64))
-        self._flat = flat.numpy()
         values = metrics.numpy()
+        if not np.isfinite(values).all():
+            found = dict(zip(self._metric_names, values.tolist(), strict=True))
+            raise FloatingPointError(f"learner step {self.steps} is not finite: {found}")
+        self._flat = flat.numpy()
         self._recent.append(values)
         self.steps += 1
         self.env_steps_trained += int(values[self._metric_names.index("env_steps")])

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from headrace.agents.impala.config import IMPALAConfig
-from headrace.agents.vtrace import VTraceReturns, vtrace
+from headrace.agents.vtrace import MAX_LOG_RHO, VTraceReturns, vtrace
 
 
 class Transitions(NamedTuple):
@@ -49,7 +49,7 @@ def impala_loss(
     Returns:
       The scalar loss, and scalar metrics by name. The metrics are means over valid steps.
     """
-    x = transitions
+    x = _without_invalid(transitions)
     log_probs = tf.nn.log_softmax(x.logits)
     action_log_prob = tf.gather(log_probs, x.action, axis=-1, batch_dims=2)
     log_rhos = tf.stop_gradient(action_log_prob - x.behaviour_log_prob)
@@ -66,6 +66,7 @@ def impala_loss(
     per_step = policy_gradient + config.baseline_cost * baseline - config.entropy_cost * entropy
     loss = _weighted(per_step, loss_weights)
 
+    log_rhos = tf.minimum(log_rhos, MAX_LOG_RHO)
     rhos = tf.exp(log_rhos)
     metrics = {
         "policy_gradient_loss": _weighted(policy_gradient, mean_weights),
@@ -96,6 +97,23 @@ def _vtrace(x: Transitions, log_rhos: tf.Tensor, config: IMPALAConfig) -> VTrace
     )
 
 
+def _without_invalid(x: Transitions) -> Transitions:
+    """Puts zeros in the rows that do not count, which may hold anything.
+
+    Here, not in the sums: a NaN would pass through the gradient of whatever a select discards.
+    """
+
+    def clean(tensor: tf.Tensor) -> tf.Tensor:
+        return tf.where(x.valid, tensor, tf.zeros_like(tensor))
+
+    return x._replace(
+        logits=tf.where(x.valid[..., None], x.logits, tf.zeros_like(x.logits)),
+        values=clean(x.values),
+        next_values=clean(x.next_values),
+        reward=clean(x.reward),
+        behaviour_log_prob=clean(x.behaviour_log_prob),
+    )
+
+
 def _weighted(x: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-    # Select, not multiply: an invalid row may hold anything.
-    return tf.reduce_sum(tf.where(weights > 0, x * weights, tf.zeros_like(x)))
+    return tf.reduce_sum(x * weights)

@@ -1,0 +1,61 @@
+"""Settings: each range is checked, and NaN is in none."""
+
+import dataclasses
+import math
+
+import pytest
+
+from headrace.agents.builder import item_envs
+from headrace.agents.impala import IMPALAConfig
+from headrace.agents.types import ConfigError
+
+WRONG = {
+    "unroll_length": [0, -1],
+    "batch_size": [0, -1],
+    "queue_size": [0, -1],
+    "max_in_flight_items": [0, -1],
+    "broadcast_interval": [0, -1],
+    "update_period": [0, -1],
+    "hidden_sizes": [(), (64, 0), (-1,)],
+    "discount": [-0.1, 1.01, math.nan],
+    "reward_scale": [-1.0, math.inf, math.nan],
+    "rho_bar": [0.0, -1.0, math.inf, math.nan],
+    "c_bar": [-0.1, 1.1, math.nan],
+    "pg_rho_bar": [0.0, math.inf, math.nan],
+    "trace_decay": [-0.1, 1.1, math.nan],
+    "baseline_cost": [-1.0, math.inf, math.nan],
+    "entropy_cost": [-1.0, math.inf, math.nan],
+    "loss_reduction": ["average"],
+    "optimizer": ["sgd"],
+    "learning_rate": [0.0, -1e-3, math.inf, math.nan],
+    "epsilon": [0.0, -1.0, math.inf, math.nan],
+    "rmsprop_decay": [-0.1, 1.1, math.nan],
+    "rmsprop_momentum": [-0.1, 1.1, math.nan],
+    "max_gradient_norm": [0.0, -1.0, math.inf, math.nan],
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(n, v) for n, vs in WRONG.items() for v in vs])
+def test_wrong_value_is_named(name, value):
+    with pytest.raises(ConfigError) as error:
+        IMPALAConfig(**{name: value})
+    assert error.value.setting == name
+    assert str(error.value).startswith(f"{name} = {value!r}: ")
+
+
+def test_every_setting_is_checked():
+    free = {"jit_compile"}
+    assert set(WRONG) | free == {field.name for field in dataclasses.fields(IMPALAConfig)}
+
+
+@pytest.mark.parametrize(
+    ("envs", "batch", "item"), [(16, 32, 16), (32, 16, 16), (16, 16, 16), (1, 32, 1), (256, 1, 1)]
+)
+def test_items_fit_blocks_and_batches(envs, batch, item):
+    assert item_envs(envs, batch) == item
+
+
+@pytest.mark.parametrize(("envs", "batch"), [(16, 24), (24, 16), (7, 32), (3, 2)])
+def test_sizes_that_do_not_divide_are_refused(envs, batch):
+    with pytest.raises(ConfigError, match=f"batch_size = {batch}: .* envs_per_actor = {envs}"):
+        item_envs(envs, batch)
