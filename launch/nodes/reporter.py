@@ -146,10 +146,12 @@ class Statistics:
             self.interval.add(metrics)
             self.latest = {k: v for k, v in metrics.items() if k != "steps"}
         for episode_return, length in record["episodes"]:
-            self._returns.append(episode_return)
-            self._lengths.append(length)
             self._episodes += 1
-            self._check_target(now)
+            if self._target_at is None:
+                # Later ones, of actors that still stop, would blur the mean that ended the run.
+                self._returns.append(episode_return)
+                self._lengths.append(length)
+                self._check_target(now)
         if record["totals"].get("budget_used"):
             self._end("max_env_steps")
         self._recent.append((now, self._total("env_steps_trained")))
@@ -199,7 +201,7 @@ class Statistics:
 
     def _check_target(self, now: float) -> None:
         target = self._config.target_return
-        if target is None or self._target_at or len(self._returns) < WINDOW:
+        if target is None or len(self._returns) < WINDOW:
             return
         if sum(self._returns) / WINDOW >= target:
             self._target_at = (self._train_time(now), self._total("env_steps_sampled"))

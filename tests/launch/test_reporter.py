@@ -74,7 +74,8 @@ def test_target_needs_a_full_window_and_is_kept_once_reached():
     statistics.add("actor_0", actor_record(900, [(0.0, 5)] * 50), START + 6)
     summary = statistics.summary(START + 7)
     assert summary["reached_target"]
-    assert summary["mean_return"] == 5.0
+    assert summary["mean_return"] == 10.0
+    assert summary["episodes"] == WINDOW + 50
     assert summary["env_steps_to_target"] == 505
 
 
