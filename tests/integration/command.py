@@ -23,10 +23,9 @@ class Run:
     Args:
       folder: working directory; the run directory is `run` in it.
       flags: of the command.
-      launcher: puts words before the command.
     """
 
-    def __init__(self, folder, *flags, launcher=()):
+    def __init__(self, folder, *flags):
         self.run_dir = folder / "run"
         temporary = folder / "tmp"
         temporary.mkdir()
@@ -42,7 +41,7 @@ class Run:
         self._shared_memory = set(os.listdir("/dev/shm"))
         with self._out.open("w") as out, self._err.open("w") as err:
             self.process = psutil.Popen(
-                [*launcher, *COMMAND, "--run-dir", str(self.run_dir), *flags],
+                [*COMMAND, "--run-dir", str(self.run_dir), *flags],
                 cwd=folder,
                 env=env,
                 stdout=out,

@@ -7,10 +7,10 @@ def start(tmp_path):
     """Starts `headrace train`; whatever is left of it at the end is killed."""
     runs = []
 
-    def make(*flags, **kwargs):
+    def make(*flags):
         folder = tmp_path / str(len(runs))
         folder.mkdir()
-        runs.append(Run(folder, *flags, **kwargs))
+        runs.append(Run(folder, *flags))
         return runs[-1]
 
     yield make
