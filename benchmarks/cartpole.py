@@ -94,6 +94,8 @@ def throughput(folder: Path, preset: str, goal: float, seconds: float, *flags: s
     summary = run(run_dir, "--preset", preset, "--time-limit", limit, *flags)
     lines = [json.loads(line) for line in (run_dir / METRICS_FILE).read_text().splitlines()]
     rates = [line["env_steps_per_second"] for line in lines if line["train_time_s"] > 5]
+    # A learner that always finds a batch ready is what the actors wait for.
+    bound = "the learner" if summary["queue_size_mean"] >= 1 else "the actors"
     print(f"\nThroughput for {summary['train_time_s']:.0f} s (preset {preset})")
     print(
         f"{summary['env_steps_per_second']:,.0f} env steps/s trained "
@@ -101,7 +103,7 @@ def throughput(folder: Path, preset: str, goal: float, seconds: float, *flags: s
         f"policy lag {summary['policy_lag_mean']:.1f} on average, "
         f"{summary['policy_lag_max']:.0f} at most, "
         f"queue {summary['queue_size_mean']:.1f} train batches, "
-        f"the learner waits {summary['learner_wait']:.0%} of its time",
+        f"the learner waits {summary['learner_wait']:.0%} of its time: bound by {bound}",
         flush=True,
     )
     return summary["env_steps_per_second"] >= goal and summary["policy_lag_mean"] <= LAG_GOAL
