@@ -178,7 +178,8 @@ class UnrollReader:
             num_workers_per_iterator=1,
         )
         self._iterator = iter(dataset.batch(items_per_batch, drop_remainder=True))
-        threading.Thread(target=self._wake_at_stop, name="reader-stop", daemon=True).start()
+        self._waker = threading.Thread(target=self._wake_at_stop, name="reader-stop", daemon=True)
+        self._waker.start()
 
     def next(self) -> Unroll:
         """Waits for the next batch: tensors [items, T, E, ...].
@@ -191,6 +192,13 @@ class UnrollReader:
             raise Stopped
         self.batches += 1
         return batch
+
+    def close(self, timeout_s: float) -> None:
+        """Waits until the queue has stopped, after the stop event was set.
+
+        Python must not end while a thread is inside Reverb: that aborts the process.
+        """
+        self._waker.join(timeout_s)
 
     def waiting(self) -> float:
         """Train batches that the queue has taken in and `next` has not yet handed out."""

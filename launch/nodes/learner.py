@@ -1,10 +1,12 @@
 """The node that trains, and holds the queue that it trains from."""
 
+from __future__ import annotations
+
 import math
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import launchpad as lp
 import numpy as np
@@ -17,6 +19,9 @@ from headrace.agents.variables import VariablePublisher
 from headrace.launch.nodes.reporting import ReportSender
 from headrace.launch.nodes.rpc import RemoteWeightsSource
 from headrace.launch.nodes.supervision import supervise
+
+if TYPE_CHECKING:
+    from headrace.agents.replay import UnrollReader
 
 WEIGHTS_FILE = "weights.npz"
 
@@ -68,10 +73,17 @@ class Learner:
     def _train(self, stop: threading.Event) -> None:
         if self._threads is not None:
             _limit_threads(self._threads)
+        queue = self._builder.make_queue(lp.get_port_from_address(self._queue_address))
+        reader = self._builder.make_reader(queue, stop)
+        try:
+            self._train_on(reader, stop)
+        finally:
+            stop.set()
+            reader.close(timeout_s=1.0)
+
+    def _train_on(self, reader: UnrollReader, stop: threading.Event) -> None:
         builder = self._builder
         sender = ReportSender(self._reporter, "learner", stop)
-        queue = builder.make_queue(lp.get_port_from_address(self._queue_address))
-        reader = builder.make_reader(queue, stop)
         learner = builder.make_learner(reader, np.random.SeedSequence((self._seed, 2)))
         publisher = VariablePublisher(RemoteWeightsSource(self._variable_source, stop))
         publisher.publish(learner.weights())

@@ -47,6 +47,7 @@ class Pipe:
     def close(self):
         self.writer.close()
         self.stop.set()  # The reader then stops the queue.
+        self.reader.close(timeout_s=10)
 
 
 @pytest.fixture

@@ -217,7 +217,8 @@ def test_batches_hold_each_step_once_in_order(mode, batch_size):
         assert len(rows) == len(single.taken)
         check_transitions(rows, single, env_id=5 + env)
     writer.close()
-    queue.stop()
+    stop.set()
+    reader.close(timeout_s=10)
 
 
 def _numpy(x):
