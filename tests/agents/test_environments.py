@@ -1,5 +1,6 @@
 """Environments: what an agent is told of them, and how each is stepped."""
 
+import functools
 import sys
 
 import gymnasium as gym
@@ -139,7 +140,7 @@ def test_b9_seeds_are_distinct_and_repeatable(vectorization):
 
 def step_to_end(mode):
     """Steps two Counting envs of length 2 and 3 through their ends."""
-    make = lambda: Counting(schedule=((3, False), (2, True)))  # noqa: E731
+    make = functools.partial(Counting, schedule=((3, False), (2, True)))
     vector = gym.vector.SyncVectorEnv([make, make], autoreset_mode=mode)
     environment = Environment(vector, seed=0)
     observations = [environment.reset()]

@@ -20,31 +20,11 @@ from headrace.launch.config import RunConfig
 from headrace.launch.nodes.learner import load_weights
 from headrace.launch.presets import PRESETS
 
-SUMMARY = {
-    "reached_target",
-    "mean_return",
-    "episodes",
-    "env_steps_sampled",
-    "env_steps_trained",
-    "learner_steps",
-    "wall_time_s",
-    "train_time_s",
-    "env_steps_per_second",
-    "time_to_target_s",
-    "env_steps_to_target",
-    "policy_lag_mean",
-    "policy_lag_max",
-    "queue_size_mean",
-    "weight_publishes",
-    "weight_fetches",
-}
-
 
 def test_run_without_a_target_uses_up_its_budget(start):
     run = start(*SMALL, "--max-env-steps", "20000", "--seed", "3")
     assert run.wait() == 0
     summary = run.summary()
-    assert summary.keys() >= SUMMARY
     assert summary["stop_reason"] == "max_env_steps"
     assert summary["reached_target"] is False
     assert summary["time_to_target_s"] is None
