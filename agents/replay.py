@@ -178,6 +178,7 @@ class UnrollReader:
             num_workers_per_iterator=1,
         )
         self._iterator = iter(dataset.batch(items_per_batch, drop_remainder=True))
+        self._reading = False
         self._waker = threading.Thread(target=self._wake_at_stop, name="reader-stop", daemon=True)
         self._waker.start()
 
@@ -187,7 +188,13 @@ class UnrollReader:
         Raises:
           Stopped: before the batch was complete.
         """
-        batch: Unroll = next(self._iterator).data
+        self._reading = True
+        try:
+            # The waker looks at the two in the opposite order, so none can miss the other.
+            if not self._stop.is_set():
+                batch: Unroll = next(self._iterator).data
+        finally:
+            self._reading = False
         if self._stop.is_set():
             raise Stopped
         self.batches += 1
@@ -206,7 +213,9 @@ class UnrollReader:
 
     def _wake_at_stop(self) -> None:
         self._stop.wait()
-        # A batch to end the wait, and one that keeps the sampler from waiting for the table, for
-        # which its destructor would wait in turn.
+        # A batch ends the wait. One more keeps the sampler from waiting for the table, for which
+        # its destructor would wait in turn.
         self._queue.put_blanks(2 * self._items)
+        while self._reading:
+            self._queue.put_blanks(self._items)
         self._queue.stop()

@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import os
 import signal
 import sys
 import time
@@ -86,6 +87,8 @@ def _train(args: TrainArgs, started_at: float) -> int:
     from headrace.launch import local
     from headrace.launch.supervisor import Interrupted, NodeError
 
+    # As `python -m` would, for `--env module:Env-v0` with a module of the user's.
+    sys.path.append(os.getcwd())
     environments = EnvironmentFactory(args.run.env, args.run.vectorization)
     builder = IMPALABuilder(args.config, environments.spec(), args.run.envs_per_actor)
     try:

@@ -232,6 +232,8 @@ class _ProcessNode:
 
 def _start_processes(program: lp.Program, log_dir: Path) -> Iterator[_Node]:
     _prepare(program, lp.LaunchType.LOCAL_MULTI_PROCESSING)
+    # A node can import whatever its launcher can.
+    import_path = os.pathsep.join(path or os.getcwd() for path in sys.path)
     libc = ctypes.CDLL(None)
 
     def die_with_launcher() -> None:
@@ -245,7 +247,7 @@ def _start_processes(program: lp.Program, log_dir: Path) -> Iterator[_Node]:
             with log.open("wb") as output:
                 process = subprocess.Popen(
                     command.command_as_list,
-                    env={**os.environ, **_NODE_ENV[group]},
+                    env={**os.environ, **_NODE_ENV[group], "PYTHONPATH": import_path},
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,

@@ -192,6 +192,18 @@ def test_stop_ends_a_blocked_read_at_once(make_pipe):
     assert pipe.reader.waiting() == 0.5
 
 
+def test_stop_ends_a_read_whose_first_waking_fails(make_pipe, monkeypatch):
+    pipe = make_pipe(items_per_batch=2)
+    put_blanks, calls = pipe.queue.put_blanks, []
+    monkeypatch.setattr(
+        pipe.queue, "put_blanks", lambda n: calls.append(n) if len(calls) < 3 else put_blanks(n)
+    )
+    thread, outcome = raises_stopped(pipe.reader.next)
+    pipe.stop.set()
+    thread.join(5)
+    assert outcome == [True]
+
+
 def test_block_is_split_into_items(make_pipe):
     pipe = make_pipe(items_per_batch=1)
     block = make_block(0, envs=3 * ENVS)

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,7 +12,6 @@ from pathlib import Path
 
 import psutil
 
-HERE = str(Path(__file__).parent)
 COMMAND = [str(Path(sys.executable).with_name("headrace")), "train"]
 # Small and quick, without a target.
 SMALL = ["--envs-per-actor", "4", "--unroll-length", "8", "--batch-size", "8"]
@@ -30,12 +30,7 @@ class Run:
         temporary = folder / "tmp"
         temporary.mkdir()
         self._temporary = temporary
-        paths = [HERE, os.environ.get("PYTHONPATH", "")]
-        env = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-            "TMPDIR": str(temporary),
-        }
+        shutil.copy(Path(__file__).with_name("envs.py"), folder)
         self._out = folder / "stdout"
         self._err = folder / "stderr"
         self._shared_memory = set(os.listdir("/dev/shm"))
@@ -43,7 +38,7 @@ class Run:
             self.process = psutil.Popen(
                 [*COMMAND, "--run-dir", str(self.run_dir), *flags],
                 cwd=folder,
-                env=env,
+                env={**os.environ, "TMPDIR": str(temporary)},
                 stdout=out,
                 stderr=err,
             )

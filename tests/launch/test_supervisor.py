@@ -21,12 +21,6 @@ from toy_nodes import Toy  # noqa: E402  # as the nodes' processes import it
 
 
 @pytest.fixture(autouse=True)
-def nodes_find_toy_nodes(monkeypatch):
-    paths = [HERE, os.environ.get("PYTHONPATH", "")]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
-
-
-@pytest.fixture(autouse=True)
 def nothing_stays_behind():
     yield
     children = psutil.Process().children(recursive=True)
