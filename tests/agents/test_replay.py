@@ -199,9 +199,11 @@ def test_stop_ends_a_read_whose_first_waking_fails(make_pipe, monkeypatch):
         pipe.queue, "put_blanks", lambda n: calls.append(n) if len(calls) < 3 else put_blanks(n)
     )
     thread, outcome = raises_stopped(pipe.reader.next)
+    wait_until(lambda: pipe.reader._reading)
     pipe.stop.set()
     thread.join(5)
     assert outcome == [True]
+    assert len(calls) == 3
 
 
 def test_block_is_split_into_items(make_pipe):
