@@ -15,8 +15,8 @@ is_310() {
 }
 
 make_venv() {
-    if is_310 python3.10; then
-        python3.10 -m venv --clear .venv
+    # Debian's python3.10 may lack its venv module.
+    if is_310 python3.10 && python3.10 -m venv --clear .venv; then
         return
     fi
     uv=$(command -v uv || true)

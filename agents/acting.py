@@ -1,13 +1,14 @@
 """Acting: policy inference and the unroll loop of one actor."""
 
 import math
+import threading
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from headrace.agents.environments import Environment
 from headrace.agents.networks import Network, unflatten
-from headrace.agents.types import Array, Episode, Unroll, Weights
+from headrace.agents.types import Array, Episode, Stopped, Unroll, Weights
 
 
 class Decision(NamedTuple):
@@ -87,15 +88,22 @@ class UnrollCollector:
       policy: the behaviour policy. Its weights may change between unrolls, never within one.
       unroll_length: T.
       actor_id: goes into every unroll.
+      stop: ends an unroll that is being made.
     """
 
     def __init__(
-        self, environment: Environment, policy: Policy, unroll_length: int, actor_id: int
+        self,
+        environment: Environment,
+        policy: Policy,
+        unroll_length: int,
+        actor_id: int,
+        stop: threading.Event,
     ) -> None:
         self._environment = environment
         self._policy = policy
         self._length = unroll_length
         self._actor_id = actor_id
+        self._stop = stop
         spec, rows = environment.spec, (unroll_length, environment.num_envs)
         shape, dtype = spec.observation.shape, spec.observation.dtype
         self._observation = np.zeros((unroll_length + 1, environment.num_envs, *shape), dtype)
@@ -121,12 +129,17 @@ class UnrollCollector:
         Returns:
           The unroll, whose arrays are reused by the next call, and the episodes that ended in
           it. `sequence` is 0: the writer numbers what it writes.
+
+        Raises:
+          Stopped: the stop event was set before the unroll was complete.
         """
         episodes: list[Episode] = []
         self._observation[0] = self._observation[-1]
         if self._environment.spec.separate_final_observation:
             self._final_observation.fill(0)  # type: ignore[union-attr]  # an array in this case
         for t in range(self._length):
+            if self._stop.is_set():
+                raise Stopped
             self._step(t, episodes)
         unroll = Unroll(
             observation=self._observation,

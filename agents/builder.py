@@ -48,8 +48,10 @@ def item_envs(envs_per_actor: int, batch_size: int) -> int:
     """Environments in one queue item: the whole block, or the part of it that fits a batch.
 
     Raises:
-      ConfigError: neither number divides the other.
+      ConfigError: neither number divides the other, or there is no environment.
     """
+    if envs_per_actor < 1:
+        raise ConfigError("envs_per_actor", envs_per_actor, "must be at least 1")
     if max(envs_per_actor, batch_size) % min(envs_per_actor, batch_size):
         raise ConfigError(
             "batch_size",

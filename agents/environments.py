@@ -92,6 +92,8 @@ class EnvironmentFactory:
             env.close()
 
     def _make_vector(self, num_envs: int) -> VectorEnv[Any, Any, Any]:
+        if self.vectorization not in _MODES:
+            raise ConfigError("vectorization", self.vectorization, f"one of {', '.join(_MODES)}")
         if callable(self.env):
             if self.vectorization == "vector":
                 raise ConfigError(
@@ -103,8 +105,6 @@ class EnvironmentFactory:
                 else gym.vector.SyncVectorEnv
             )
             return wrapper([self.env] * num_envs)
-        if self.vectorization not in _MODES:
-            raise ConfigError("vectorization", self.vectorization, f"one of {', '.join(_MODES)}")
         try:
             return gym.make_vec(
                 self.env, num_envs=num_envs, vectorization_mode=_MODES[self.vectorization]

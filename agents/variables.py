@@ -12,7 +12,7 @@ class WeightsSource(Protocol):
     """Where weights are published and fetched. Arguments are plain types, so it can be remote."""
 
     def publish(self, version: int, flat: bytes) -> None:
-        """Replaces the served snapshot; `flat` holds little-endian float32."""
+        """Serves a snapshot from now on, if it is newer; `flat` holds little-endian float32."""
 
     def fetch(self, known_version: int) -> tuple[int, bytes] | None:
         """The newest snapshot, or None if there is none or its version is `known_version`."""
@@ -65,14 +65,16 @@ class VariablePublisher:
     """Publishes snapshots from a thread of its own, so that a learner step never waits for it.
 
     If the learner outruns the source, snapshots that were not yet sent are replaced by the
-    newest: actors want no other. An error while publishing is raised by the next `publish`.
+    newest: actors want no other.
 
     Args:
       source: where to publish to.
+      stop: set when publishing fails; the error is raised by the next `publish` or `close`.
     """
 
-    def __init__(self, source: WeightsSource) -> None:
+    def __init__(self, source: WeightsSource, stop: threading.Event) -> None:
         self._source = source
+        self._stop = stop
         self._changed = threading.Condition()
         self._next: Weights | None = None
         self._closed = False
@@ -83,7 +85,11 @@ class VariablePublisher:
         self._thread.start()
 
     def publish(self, weights: Weights) -> None:
-        """Hands over a snapshot, whose array must not change any more."""
+        """Hands over a snapshot, whose array must not change any more.
+
+        Raises:
+          Exception: what went wrong when publishing.
+        """
         with self._changed:
             if self._error is not None:
                 raise self._error
@@ -91,11 +97,17 @@ class VariablePublisher:
             self._changed.notify_all()
 
     def close(self, timeout_s: float) -> bool:
-        """Sends what is pending and ends the thread; False if that took too long."""
+        """Sends what is pending and ends the thread; False if that took too long.
+
+        Raises:
+          Exception: what went wrong when publishing.
+        """
         with self._changed:
             self._closed = True
             self._changed.notify_all()
         self._thread.join(timeout_s)
+        if self._error is not None:
+            raise self._error
         return not self._thread.is_alive()
 
     def _run(self) -> None:
@@ -110,6 +122,7 @@ class VariablePublisher:
             except BaseException as error:
                 with self._changed:
                     self._error = error
+                self._stop.set()
                 return
             self.publishes += 1
 

@@ -103,7 +103,8 @@ def throughput(folder: Path, preset: str, goal: float, seconds: float, *flags: s
         f"policy lag {summary['policy_lag_mean']:.1f} on average, "
         f"{summary['policy_lag_max']:.0f} at most, "
         f"queue {summary['queue_size_mean']:.1f} train batches, "
-        f"the learner waits {summary['learner_wait']:.0%} of its time: bound by {bound}",
+        f"a learner step takes {summary['ms_per_step']:.1f} ms, "
+        f"{summary['wait_ms_per_step']:.1f} of it to get the batch: bound by {bound}",
         flush=True,
     )
     return summary["env_steps_per_second"] >= goal and summary["policy_lag_mean"] <= LAG_GOAL

@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 
@@ -16,6 +16,9 @@ from headrace.agents.impala import IMPALABuilder, IMPALAConfig
 from headrace.agents.types import ConfigError
 from headrace.launch.config import RunConfig
 from headrace.launch.presets import PRESETS
+
+if TYPE_CHECKING:
+    from headrace.launch.supervisor import NodeError
 
 USAGE = """usage: headrace train [options]
 
@@ -44,7 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code.
 
     0: the target was reached, or there was none and the budget is used up. 1: a node failed.
-    2: bad arguments. 3: the budget ended before the target. 130 on Ctrl-C, 143 on SIGTERM.
+    2: bad arguments. 3: the budget ended before the target. 130 on Ctrl-C, 143 on SIGTERM, 129 on
+    SIGHUP.
     """
     started_at = time.time()
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -94,15 +98,21 @@ def _train(args: TrainArgs, started_at: float) -> int:
     try:
         result = local.run(builder, environments, args.run, agent=args.agent, started_at=started_at)
     except NodeError as error:
-        print(f"{error.details}\n\nerror: {error}", file=sys.stderr)
+        _print_failure(error)
         return FAILED
     except Interrupted as interrupt:
+        for failure in interrupt.failures:
+            _print_failure(failure)
         print(f"stopped by {interrupt}", file=sys.stderr)
         return _SIGNALLED + interrupt.signum
     print(summarise(result.summary))
     print(f"{result.run_dir}/ holds the summary, metrics, weights and logs")
     missed = args.run.target_return is not None and not result.summary["reached_target"]
     return TARGET_MISSED if missed else OK
+
+
+def _print_failure(error: "NodeError") -> None:
+    print(f"{error.details}\n\nerror: {error}".lstrip(), file=sys.stderr)
 
 
 def summarise(summary: dict[str, Any]) -> str:

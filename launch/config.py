@@ -38,7 +38,7 @@ class RunConfig:
     report_interval: float = 1.0
     """Seconds between two lines of metrics.jsonl."""
     learner_threads: int | None = None
-    """Threads of a TensorFlow op in the learner; None: the cores that the actors leave, at
+    """Threads of a TensorFlow op in the learner process; None: the cores that the actors leave, at
     least 1."""
     launch_type: Literal["processes", "threads"] = "processes"
     """processes: one per node. threads: all nodes in this process, slower, for debugging."""
@@ -50,9 +50,15 @@ class RunConfig:
             value = getattr(self, name)
             _check(self, name, value is None or value >= 1, "must be at least 1")
         _check(self, "seed", 0 <= self.seed < 2**31, "must lie in [0, 2^31)")
-        for name in ("time_limit", "report_interval"):
-            value = getattr(self, name)
-            _check(self, name, value is None or 0 < value < math.inf, "must be above 0 s")
+        _check(
+            self,
+            "time_limit",
+            self.time_limit is None or 0 < self.time_limit < math.inf,
+            "must be above 0 s",
+        )
+        _check(
+            self, "report_interval", 0.1 <= self.report_interval < math.inf, "must be 0.1 s or more"
+        )
         _check(
             self,
             "target_return",

@@ -61,8 +61,9 @@ def run(
 
     Args:
       builder: makes the agent's parts.
-      environments: makes the environments; `config.env` is not read.
-      config: settings of the run.
+      environments: makes the environments.
+      config: settings of the run; `env`, `vectorization` and `envs_per_actor` are not read, since
+        the other arguments settle them.
       agent: name of the agent, for the run directory.
       view: shows the progress; None is a live view on a terminal and else plain lines.
       started_at: Unix time that counts as the start; None is now.
@@ -85,7 +86,7 @@ def run(
         target_return=config.target_return,
         time_limit=config.time_limit,
     )
-    threads = config.learner_threads or max(1, (os.cpu_count() or 1) - config.actors)
+    threads = config.learner_threads or max(1, len(os.sched_getaffinity(0)) - config.actors)
     program, reporter = make_program(
         builder,
         environments,
@@ -147,7 +148,12 @@ def _write_config(
     """Writes everything that is needed to repeat the run."""
     content = {
         "agent": agent,
-        "run": dataclasses.asdict(config) | {"env": environments.name},
+        "run": dataclasses.asdict(config)
+        | {
+            "env": environments.name,
+            "vectorization": environments.vectorization,
+            "envs_per_actor": builder.envs_per_actor,
+        },
         "config": _as_dict(builder.config),
         "command": sys.argv,
         "python": platform.python_version(),

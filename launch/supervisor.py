@@ -26,18 +26,22 @@ import launchpad as lp
 from absl import flags
 from launchpad.launch import worker_manager
 
-from headrace.launch.nodes.supervision import FAILURE_MARK
+from headrace.launch.nodes.supervision import FAILURE_MARK, HUNG, STOPPED, HungError
 from headrace.launch.program import ACTOR, LEARNER, REPORTER, VARIABLE_SOURCE
 
 STOP_ORDER = (ACTOR, LEARNER, VARIABLE_SOURCE, REPORTER)
 """Writers before the queue that they write to, and the reporter when all have reported."""
 
-_STOP_S = {ACTOR: 2.0, LEARNER: 3.0, VARIABLE_SOURCE: 1.0, REPORTER: 2.0}
-"""Seconds that a group may take to stop before it is killed. Together below the 10 s promised."""
+_STOP_S = {ACTOR: 2.0, LEARNER: 3.0, VARIABLE_SOURCE: 2.0, REPORTER: 2.0}
+"""Seconds that a group may take to stop before it is killed: more than a node's own grace, and
+together below the 10 s promised."""
 
-_EARLY_S = 5.0
+_RESULTS = (LEARNER, REPORTER)
+"""Groups that write what a run is for when they stop."""
+
 _POLL_S = 0.1
 _PR_SET_PDEATHSIG = 1
+_SIGNALLED = (-signal.SIGTERM, -signal.SIGKILL)
 
 # One thread each: a node's share of the machine is set by the number of nodes.
 _LIGHT_ENV = {
@@ -73,11 +77,13 @@ class Interrupted(Exception):  # noqa: N818  # asked for, not an error
 
     Attributes:
       signum: the signal.
+      failures: of nodes that did not stop as they should.
     """
 
     def __init__(self, signum: int) -> None:
         super().__init__(signal.Signals(signum).name)
         self.signum = signum
+        self.failures: list[NodeError] = []
 
 
 class _Node(Protocol):
@@ -85,6 +91,9 @@ class _Node(Protocol):
 
     name: str
     group: str
+    log: Path
+    hung: bool
+    """Whether it has ended without having stopped when it was told to."""
 
     def is_running(self) -> bool: ...
 
@@ -126,50 +135,58 @@ def run(
                 nodes.append(node)
                 _raise_if_any(received)
             _watch(nodes, received, on_poll)
-        finally:
-            failures = _stop(nodes, received)
-        if failures:
+        except Interrupted as interrupt:
+            interrupt.failures = _stop(nodes, received)
+            raise
+        except BaseException:
+            _stop(nodes, received)
+            raise
+        if failures := _stop(nodes, received):
             raise failures[0]
 
 
 def _watch(nodes: list[_Node], received: list[int], on_poll: Callable[[], None]) -> None:
-    ended_at: dict[str, float] = {}
+    """Returns when the learner has ended well."""
     while True:
         _raise_if_any(received)
-        for node in nodes:
-            if node.is_running():
-                continue
+        ended = [node for node in nodes if not node.is_running()]
+        for node in ended:
             if failure := node.failure():
                 raise failure
-            if node.group == LEARNER:
-                return
-            # When the reporter ends the run, an actor may be done before the learner is.
-            since = ended_at.setdefault(node.name, time.monotonic())
-            if time.monotonic() - since > _EARLY_S:
+            if node.group != LEARNER:
                 raise NodeError(node.name, "ended before the run did", "")
+        if ended:
+            return
         on_poll()
         time.sleep(_POLL_S)
 
 
 def _stop(nodes: list[_Node], received: list[int]) -> list[NodeError]:
-    """Stops the nodes in order; returns failures of those that were still running."""
+    """Stops the nodes in order; returns what went wrong with them."""
     failures: list[NodeError] = []
     interrupts = received.count(signal.SIGINT)
     for group in STOP_ORDER:
-        running = [node for node in nodes if node.group == group and node.is_running()]
-        for node in running:
-            node.stop()
+        members = [node for node in nodes if node.group == group]
+        for node in members:
+            if node.is_running():
+                node.stop()
         deadline = time.monotonic() + _STOP_S[group]
-        while any(node.is_running() for node in running):
+        while any(node.is_running() for node in members):
             impatient = received.count(signal.SIGINT) > max(interrupts, 1)
             if impatient or time.monotonic() > deadline:
                 break
             time.sleep(0.02)
-        for node in running:
+        for node in members:
             if node.is_running():
                 node.kill()
-            elif failure := node.failure():
+            if failure := node.failure():
                 failures.append(failure)
+            elif node.hung:
+                late = NodeError(node.name, f"did not stop in time; its log is {node.log}", "")
+                if group in _RESULTS:
+                    failures.append(late)
+                else:
+                    print(f"warning: {late}", file=sys.stderr)
     return failures
 
 
@@ -208,16 +225,24 @@ class _ProcessNode:
     process: subprocess.Popen[bytes]
     log: Path
     asked_to_stop: bool = False
+    hung: bool = False
 
     def is_running(self) -> bool:
-        return self.process.poll() is None
+        running = self.process.poll() is None
+        self.hung |= self.process.returncode == HUNG
+        return running
 
     def failure(self) -> NodeError | None:
         code = self.process.returncode
         # While it starts, a node has no handler yet and dies of the signal.
-        if code == 0 or (self.asked_to_stop and code in (-signal.SIGTERM, -signal.SIGKILL)):
+        if code == 0 or (self.asked_to_stop and code in (STOPPED, HUNG, *_SIGNALLED)):
             return None
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"failed ({code})"
+        if code == STOPPED:
+            how = "was stopped from outside"
+        elif code < 0:
+            how = f"was killed by {signal.Signals(-code).name}"
+        else:
+            how = f"failed ({code})"
         return NodeError(self.name, f"{how}; its log is {self.log}", _error_in(self.log))
 
     def stop(self) -> None:
@@ -225,8 +250,9 @@ class _ProcessNode:
         self.process.terminate()
 
     def kill(self) -> None:
-        self.asked_to_stop = True
-        self.process.kill()
+        self.hung = True
+        # Its session: environments may have processes of their own.
+        os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
 
@@ -259,22 +285,25 @@ def _start_processes(program: lp.Program, log_dir: Path) -> Iterator[_Node]:
 
 
 def _error_in(log: Path) -> str:
-    """What a log says of the node's failure: its traceback, or else its last lines."""
-    text = log.read_text(errors="replace")
-    for mark in (FAILURE_MARK, "Traceback (most recent call last):"):
-        if (start := text.rfind(mark)) >= 0:
-            return text[start:].removeprefix(FAILURE_MARK).strip()
-    return "\n".join(text.splitlines()[-20:])
+    """What a log says of the node's failure: from its first traceback on, or else its end."""
+    lines = log.read_text(errors="replace").splitlines()
+    first = next((i for i, line in enumerate(lines) if "Traceback (most recent" in line), None)
+    lines = lines[-20:] if first is None else lines[first:][-200:]
+    return "\n".join(line for line in lines if line != FAILURE_MARK).strip()
 
 
 # Threads.
 
+_NATIVE_LOG = "native.log"
+
 
 class _ThreadNode:
-    def __init__(self, name: str, group: str, function: Callable[[], Any]) -> None:
+    def __init__(self, name: str, group: str, function: Callable[[], Any], log: Path) -> None:
         self.name = name
         self.group = group
+        self.log = log
         self._function = function
+        self.hung = False
         self._ended = threading.Event()
         self._error: BaseException | None = None
         # A manager for each, so that each can be stopped alone.
@@ -297,11 +326,13 @@ class _ThreadNode:
         self._manager.stop_event().set()
 
     def kill(self) -> None:
-        print(f"{self.name} did not stop; its thread is left behind", file=sys.stderr)
+        self.hung = True
 
     def _run(self) -> None:
         try:
             self._function()
+        except HungError:
+            self.hung = True
         except BaseException as error:
             self._error = error
         finally:
@@ -326,7 +357,7 @@ def _native_stderr_to(log_dir: Path) -> Iterator[None]:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     python_stderr = sys.stderr
     terminal = os.dup(2)
-    with (log_dir / "native.log").open("wb") as log, os.fdopen(os.dup(2), "w", 1) as stderr:
+    with (log_dir / _NATIVE_LOG).open("wb") as log, os.fdopen(os.dup(2), "w", 1) as stderr:
         os.dup2(log.fileno(), 2)
         if python_stderr is sys.__stderr__:
             sys.stderr = stderr
@@ -339,12 +370,12 @@ def _native_stderr_to(log_dir: Path) -> Iterator[None]:
 
 
 def _start_threads(program: lp.Program, log_dir: Path) -> Iterator[_Node]:
-    del log_dir  # All nodes share this process's output.
     _prepare(program, lp.LaunchType.LOCAL_MULTI_THREADING)
     for group, nodes in program.groups.items():
         functions = nodes[0].to_executables(nodes, group, nodes[0].launch_context)
         for index, function in enumerate(functions):
-            yield _ThreadNode(f"{group}_{index}" if group == ACTOR else group, group, function)
+            name = f"{group}_{index}" if group == ACTOR else group
+            yield _ThreadNode(name, group, function, log_dir / _NATIVE_LOG)
 
 
 def _prepare(program: lp.Program, launch_type: lp.LaunchType) -> None:

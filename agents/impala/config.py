@@ -78,8 +78,10 @@ class IMPALAConfig:
             _check(self, name, 0 < getattr(self, name) < math.inf, "must be finite and above 0")
         for name in ("baseline_cost", "entropy_cost", "reward_scale"):
             _check(self, name, 0 <= getattr(self, name) < math.inf, "must be finite, 0 or more")
-        for name in ("discount", "trace_decay", "rmsprop_decay", "rmsprop_momentum"):
+        for name in ("discount", "trace_decay"):
             _check(self, name, 0 <= getattr(self, name) <= 1, "must lie in [0, 1]")
+        for name in ("rmsprop_decay", "rmsprop_momentum"):
+            _check(self, name, 0 <= getattr(self, name) < 1, "must lie in [0, 1)")
         _check(self, "c_bar", 0 <= self.c_bar <= self.rho_bar, "must lie in [0, rho_bar]")
         _check(
             self,

@@ -68,14 +68,18 @@ class IMPALALearner(Learner):
         self._flat = flat.numpy()
         self._recent.append(values)
         self.steps += 1
-        self.env_steps_trained += int(values[self._metric_names.index("env_steps")])
+        self.env_steps_trained += int(values[self._metric_names.index("env_steps_per_batch")])
 
     def weights(self) -> Weights:
         """See `Learner.weights`."""
         return Weights(self.steps, self._flat)
 
     def metrics(self) -> dict[str, float]:
-        """See `Learner.metrics`; `learner_wait` is the share of time spent waiting for batches."""
+        """See `Learner.metrics`.
+
+        `ms_per_step` is the wall time from one learner step to the next; `wait_ms_per_step` is the
+        part of it that getting the batch takes.
+        """
         if not self._recent:
             return {}
         rows, self._recent = np.stack(self._recent), []
@@ -83,7 +87,9 @@ class IMPALALearner(Learner):
         since, self._since = self._since, time.perf_counter()
         means = dict(zip(self._metric_names, rows.mean(axis=0).tolist(), strict=True))
         means["policy_lag_max"] = float(rows[:, self._metric_names.index("policy_lag_max")].max())
-        return means | {"learner_wait": waited / (self._since - since), "steps": len(rows)}
+        means["ms_per_step"] = 1000 * (self._since - since) / len(rows)
+        means["wait_ms_per_step"] = 1000 * waited / len(rows)
+        return means | {"steps": len(rows)}
 
     def _update_step(self, items: Unroll, version: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         batch = merge_items(items)
@@ -99,7 +105,7 @@ class IMPALALearner(Learner):
             "policy_lag_mean": tf.reduce_mean(lag),
             "policy_lag_max": tf.reduce_max(lag),
             # Exact: a batch has far fewer than 2^24 steps.
-            "env_steps": tf.reduce_sum(tf.cast(batch.valid, tf.float32)),
+            "env_steps_per_batch": tf.reduce_sum(tf.cast(batch.valid, tf.float32)),
         }
         self._metric_names = list(metrics)
         flat = tf.concat([tf.reshape(p, [-1]) for p in self._params], axis=0)

@@ -1,5 +1,6 @@
 """The node that acts."""
 
+import contextlib
 import threading
 
 import numpy as np
@@ -51,31 +52,33 @@ class Actor:
 
     def _act(self, stop: threading.Event) -> None:
         builder, config = self._builder, self._builder.config
-        sender = ReportSender(self._reporter, f"actor_{self._actor_id}", stop)
-        source = RemoteWeightsSource(self._variable_source, stop)
-        variables = VariableClient(source, config.update_period)
         env_seed, policy_seed = actor_seeds(self._seed, self._actor_id, builder.envs_per_actor)
-        environment = self._environments.make(builder.envs_per_actor, env_seed)
-        policy = builder.make_policy(policy_seed)
-        collector = UnrollCollector(environment, policy, config.unroll_length, self._actor_id)
-        # No unroll is made by a policy that was never published. The learner publishes once its
-        # queue is up, so the writer finds it.
-        policy.set_weights(variables.wait_for_first(stop))
-        writer = builder.make_writer(self._queue_address, stop)
-        env_steps = 0
-        try:
+        with contextlib.ExitStack() as closing:
+            sender = ReportSender(self._reporter, f"actor_{self._actor_id}", stop)
+            closing.callback(sender.close)
+            environment = self._environments.make(builder.envs_per_actor, env_seed)
+            closing.callback(environment.close)
+            policy = builder.make_policy(policy_seed)
+            collector = UnrollCollector(
+                environment, policy, config.unroll_length, self._actor_id, stop
+            )
+            source = RemoteWeightsSource(self._variable_source, stop)
+            variables = VariableClient(source, config.update_period)
+            # No unroll is made by a policy that was never published. The learner publishes once
+            # its queue is up, so the writer finds it.
+            policy.set_weights(variables.wait_for_first(stop))
+            writer = builder.make_writer(self._queue_address, stop)
+            closing.callback(writer.close)
+            env_steps = 0
             while not stop.is_set():
                 block, episodes = collector.collect(variables.version)
-                writer.write(block)
+                # Counted before it is written, as it may be trained on before `write` returns.
                 env_steps += int(np.count_nonzero(block.valid))
                 totals = {"env_steps_sampled": env_steps, "weight_fetches": variables.fetches}
                 sender.post(totals, episodes)
+                writer.write(block)
                 if weights := variables.poll():
                     policy.set_weights(weights)
-        finally:
-            writer.close()
-            environment.close()
-            sender.close()
 
 
 def actor_seeds(seed: int, actor_id: int, envs: int) -> tuple[int, np.random.SeedSequence]:

@@ -68,7 +68,7 @@ class Learner:
 
     def run(self) -> None:
         """Trains until the run ends."""
-        supervise(self._train)
+        supervise(self._train, ends_run=True, grace_s=2.5)
 
     def _train(self, stop: threading.Event) -> None:
         if self._threads is not None:
@@ -85,20 +85,16 @@ class Learner:
         builder = self._builder
         sender = ReportSender(self._reporter, "learner", stop)
         learner = builder.make_learner(reader, np.random.SeedSequence((self._seed, 2)))
-        publisher = VariablePublisher(RemoteWeightsSource(self._variable_source, stop))
+        publisher = VariablePublisher(RemoteWeightsSource(self._variable_source, stop), stop)
         publisher.publish(learner.weights())
 
-        first_step_at = None
+        totals: dict[str, Any] = {}
 
-        def report(budget_used: bool = False) -> None:
-            totals = {
-                "learner_steps": learner.steps,
-                "env_steps_trained": learner.env_steps_trained,
-                "weight_publishes": publisher.publishes,
-                "budget_used": budget_used,
-                "first_step_at": first_step_at,
-                "reported_at": time.time(),
-            }
+        def report() -> None:
+            totals["learner_steps"] = learner.steps
+            totals["env_steps_trained"] = learner.env_steps_trained
+            totals["weight_publishes"] = publisher.publishes
+            totals["reported_at"] = time.time()
             metrics = learner.metrics()
             if metrics:
                 # Named after what a user sets; the writers' unconfirmed items come on top.
@@ -110,17 +106,21 @@ class Learner:
         try:
             while learner.env_steps_trained < limit:
                 learner.step()
-                first_step_at = first_step_at or time.time()
+                if learner.steps == 1:
+                    totals["first_step_at"] = time.time()
+                    totals["first_step_env_steps"] = learner.env_steps_trained
                 if learner.steps % builder.config.broadcast_interval == 0:
                     publisher.publish(learner.weights())
                 if time.monotonic() >= next_report:
                     report()
                     next_report = time.monotonic() + REPORT_PERIOD_S
-            report(budget_used=True)
+            totals["budget_used"] = True
         except Stopped:
-            report()
-        save_weights(self._run_dir / WEIGHTS_FILE, learner.weights())
+            pass  # The budget is not used up.
+        finally:
+            save_weights(self._run_dir / WEIGHTS_FILE, learner.weights())
         publisher.close(timeout_s=1.0)
+        report()
         sender.close()
 
 

@@ -185,13 +185,15 @@ class Statistics:
     def summary(self, now: float) -> dict[str, Any]:
         """The whole run: means over all learner steps, and whether the target was reached."""
         train_time = self._train_time(now)
-        trained = self._total("env_steps_trained")
+        # The clock starts when the first step ends, so its env steps do not count.
+        trained = self._total("env_steps_trained") - self._total("first_step_env_steps")
         time_to_target, steps_to_target = self._target_at or (None, None)
         means = self._whole_run.take()
+        queue_size = means.pop("queue_size", None)
         return self.report(now, means) | {
             "policy_lag_mean": means.get("policy_lag_mean"),
             "policy_lag_max": means.get("policy_lag_max"),
-            "queue_size_mean": means.pop("queue_size", None),
+            "queue_size_mean": queue_size,
             "reached_target": self._target_at is not None,
             "env_steps_per_second": trained / train_time if train_time else 0.0,
             "time_to_target_s": time_to_target,

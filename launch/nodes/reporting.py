@@ -39,6 +39,7 @@ class ReportSender:
         self._metrics: list[dict[str, float]] = []
         self._episodes: list[Episode] = []
         self._sequence = 0
+        self._unanswered: tuple[int, str] | None = None
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="reporting", daemon=True)
         self._thread.start()
@@ -91,12 +92,22 @@ class ReportSender:
             self._stop.set()
 
     def _send(self, remote: Remote) -> bool:
+        """Sends a record; first, as it was, one whose answer did not arrive."""
+        if self._unanswered is not None:
+            self._send_unanswered(remote)
         with self._lock:
-            episodes, metrics = list(self._episodes), list(self._metrics)
-            record = {"totals": self._totals, "episodes": episodes, "metrics": metrics}
-            payload = json.dumps(record)
-        self._sequence += 1
-        ends: bool = remote.call("record", self._sender, self._sequence, payload)
-        with self._lock:
-            del self._episodes[: len(episodes)], self._metrics[: len(metrics)]
+            record = {
+                "totals": self._totals,
+                "episodes": self._episodes,
+                "metrics": self._metrics,
+            }
+            self._sequence += 1
+            self._unanswered = self._sequence, json.dumps(record)
+            self._episodes, self._metrics = [], []
+        return self._send_unanswered(remote)
+
+    def _send_unanswered(self, remote: Remote) -> bool:
+        assert self._unanswered is not None
+        ends: bool = remote.call("record", self._sender, *self._unanswered)
+        self._unanswered = None
         return ends

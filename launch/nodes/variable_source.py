@@ -22,7 +22,9 @@ class VariableSource(acme.VariableSource):
 
     def publish(self, version: int, flat: bytes) -> None:
         """See `WeightsSource.publish`."""
-        self._snapshot = (version, flat)
+        # A call that was made twice since its answer was late may arrive after the next one.
+        if self._snapshot is None or version > self._snapshot[0]:
+            self._snapshot = (version, flat)
 
     def fetch(self, known_version: int) -> tuple[int, bytes] | None:
         """See `WeightsSource.fetch`."""

@@ -109,9 +109,10 @@ def test_vector_form_that_does_not_exist_is_refused(env):
         EnvironmentFactory(env, "vector").spec()
 
 
-def test_unknown_vectorization_is_refused():
+@pytest.mark.parametrize("env", ["CartPole-v1", Counting])
+def test_unknown_vectorization_is_refused(env):
     with pytest.raises(ConfigError, match="auto, vector, sync, async"):
-        EnvironmentFactory("CartPole-v1", "syncc").spec()
+        EnvironmentFactory(env, "syncc").spec()
 
 
 def test_callable_makes_the_environments():

@@ -14,7 +14,7 @@ from headrace.agents.acting import Decision, UnrollCollector
 from headrace.agents.environments import Environment
 from headrace.agents.impala import IMPALABuilder, IMPALAConfig
 from headrace.agents.impala.learning import IMPALALearner, merge_items
-from headrace.agents.types import Unroll
+from headrace.agents.types import Stopped, Unroll
 
 MODES = list(AutoresetMode)
 LENGTH = 4
@@ -46,7 +46,7 @@ def make_environment(mode, envs=ENVS, seed=5):
 def collect(mode, unrolls, envs=ENVS):
     """Unrolls of the Counting environment, copied; its episodes; and the environments."""
     environment, singles = make_environment(mode, envs)
-    collector = UnrollCollector(environment, CyclingPolicy(), LENGTH, actor_id=7)
+    collector = UnrollCollector(environment, CyclingPolicy(), LENGTH, 7, threading.Event())
     blocks, episodes = [], []
     for version in range(unrolls):
         block, ended = collector.collect(version)
@@ -180,7 +180,7 @@ def test_batches_hold_each_step_once_in_order(mode, batch_size):
     environment, singles = make_environment(mode)
     config = IMPALAConfig(unroll_length=LENGTH, batch_size=batch_size, queue_size=3)
     builder = IMPALABuilder(config, environment.spec, ENVS)
-    collector = UnrollCollector(environment, CyclingPolicy(), LENGTH, actor_id=0)
+    collector = UnrollCollector(environment, CyclingPolicy(), LENGTH, 0, threading.Event())
     stop = threading.Event()
     queue = builder.make_queue()
     writer = builder.make_writer(queue.address, stop)
@@ -262,7 +262,23 @@ def test_weights_never_change_within_an_unroll():
     """The policy is asked T times per collect, and weights are set between two collects only."""
     environment, _ = make_environment(AutoresetMode.NEXT_STEP)
     policy = CyclingPolicy()
-    collector = UnrollCollector(environment, policy, LENGTH, actor_id=0)
+    collector = UnrollCollector(environment, policy, LENGTH, 0, threading.Event())
     for unroll in range(3):
         assert policy.calls == unroll * LENGTH
         collector.collect(unroll)
+
+
+def test_stop_ends_an_unroll_between_two_steps():
+    environment, _ = make_environment(AutoresetMode.NEXT_STEP)
+    stop = threading.Event()
+
+    class StoppingPolicy(CyclingPolicy):
+        def __call__(self, observation):
+            if self.calls == 1:
+                stop.set()
+            return super().__call__(observation)
+
+    policy = StoppingPolicy()
+    with pytest.raises(Stopped):
+        UnrollCollector(environment, policy, LENGTH, 0, stop).collect(0)
+    assert policy.calls == 2

@@ -103,7 +103,7 @@ def weights(version):
 
 def test_every_snapshot_is_sent_while_the_source_keeps_up():
     source = Source()
-    publisher = VariablePublisher(source)
+    publisher = VariablePublisher(source, threading.Event())
     for version in range(5):
         publisher.publish(weights(version))
         while publisher.publishes < version + 1:
@@ -116,7 +116,7 @@ def test_every_snapshot_is_sent_while_the_source_keeps_up():
 def test_slow_source_never_holds_the_learner_and_gets_the_newest():
     source = Source()
     source.gate.clear()
-    publisher = VariablePublisher(source)
+    publisher = VariablePublisher(source, threading.Event())
     start = time.monotonic()
     for version in range(100):
         publisher.publish(weights(version))
@@ -131,18 +131,21 @@ def test_slow_source_never_holds_the_learner_and_gets_the_newest():
 def test_close_gives_up_on_a_source_that_hangs():
     source = Source()
     source.gate.clear()
-    publisher = VariablePublisher(source)
+    publisher = VariablePublisher(source, threading.Event())
     publisher.publish(weights(0))
     assert not publisher.close(0.1)
     source.gate.set()
 
 
-def test_error_of_the_source_surfaces_at_the_next_publish():
-    source = Source()
+def test_error_of_the_source_ends_the_run_and_surfaces():
+    """Also if it is the first or the last publication, which no other follows."""
+    source, stop = Source(), threading.Event()
     source.error = ConnectionError("gone")
-    publisher = VariablePublisher(source)
+    publisher = VariablePublisher(source, stop)
     publisher.publish(weights(0))
-    assert publisher.close(1)
+    assert stop.wait(5)
     with pytest.raises(ConnectionError, match="gone"):
         publisher.publish(weights(1))
+    with pytest.raises(ConnectionError, match="gone"):
+        publisher.close(1)
     assert publisher.publishes == 0

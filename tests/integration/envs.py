@@ -48,5 +48,13 @@ class Hangs(CartPoleEnv):
         return super().step(action)
 
 
-for env in (Raises, Exits, RaisesAtReset, Hangs):
+class Slow(CartPoleEnv):
+    """Needs a while for a step."""
+
+    def step(self, action):
+        time.sleep(0.05)
+        return super().step(action)
+
+
+for env in (Slow, Raises, Exits, RaisesAtReset, Hangs):
     gym.register(f"{env.__name__}-v0", env, max_episode_steps=500)

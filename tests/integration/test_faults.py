@@ -51,6 +51,30 @@ def test_killed_node_ends_the_run(start, node):
     run.assert_nothing_left()
 
 
+def test_worker_process_of_an_environment_shows_its_traceback(start):
+    run = start(*SMALL, "--env", "envs:Raises-v0", "--vectorization", "async")
+    assert run.wait() == 1
+    assert 'raise ValueError("the environment is broken")' in run.stderr()
+    run.assert_nothing_left()
+
+
+def test_learner_that_is_stopped_alone_is_no_success(start):
+    run = start(*SMALL)
+    run.wait_for_training()
+    run.node("learner").terminate()
+    assert run.wait() == 1
+    assert "error: learner was stopped from outside" in run.stderr()
+    run.assert_nothing_left()
+
+
+def test_slow_environments_stop_between_two_steps(start):
+    run = start(*SMALL, "--env", "envs:Slow-v0", "--time-limit", "10")
+    assert run.wait() == 0
+    assert run.summary()["wall_time_s"] < 12
+    assert run.stderr() == ""
+    run.assert_nothing_left()
+
+
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("launch_type", ["processes", "threads"])
 def test_signal_ends_the_run_in_order(start, launch_type, signum):
@@ -99,6 +123,7 @@ def test_environment_that_hangs_does_not_hold_up_the_end(start):
     sent = time.monotonic()
     assert run.wait() == 130
     assert time.monotonic() - sent < PROMISED_S
+    assert "warning: actor_0 did not stop in time" in run.stderr()
     run.assert_nothing_left()
 
 

@@ -152,12 +152,15 @@ def test_rmsprop_and_sum_and_python_environments(start):
 
 
 def test_run_from_python(tmp_path):
-    environments = EnvironmentFactory("CartPole-v1")
+    environments = EnvironmentFactory("CartPole-v1", "sync")
     config = PRESETS["cartpole"].agent
-    builder = IMPALABuilder(config, environments.spec(), envs_per_actor=16)
+    builder = IMPALABuilder(config, environments.spec(), envs_per_actor=8)
     run_config = RunConfig(max_env_steps=5_000, run_dir=str(tmp_path / "run"))
     result = local.run(builder, environments, run_config)
     assert result.run_dir == tmp_path / "run"
+    recorded = json.loads((tmp_path / "run" / "config.json").read_text())["run"]
+    assert (recorded["env"], recorded["vectorization"]) == ("CartPole-v1", "sync")
+    assert recorded["envs_per_actor"] == 8
     assert result.summary["env_steps_trained"] >= 5_000
 
 

@@ -55,6 +55,7 @@ def run_cli(*arguments):
         (["--target-return", "inf"], ["--target-return", "inf", "finite"]),
         (["--seed", "-1"], ["--seed", "-1"]),
         (["--vectorization", "vector", "--env", "Acrobot-v1"], ["--env", "vector entry point"]),
+        (["--report-interval", "0.01"], ["--report-interval", "0.01", "0.1 s or more"]),
         (["--run-dir", "."], ["--run-dir", "exists"]),
         (["--run-dir", "/proc/headrace"], ["--run-dir", "cannot be made"]),
         (["--run-dir", "a_file/run"], ["--run-dir", "cannot be made"]),

@@ -112,6 +112,7 @@ def test_weights_through_the_variable_source(serve):
     flat = np.arange(100_000, dtype=np.float32)
     remote.publish(3, flat.tobytes())
     assert remote.fetch(3) is None
+    remote.publish(2, b"late")  # a repeated call that arrives after a newer one
     for known in (-1, 2, 4):
         version, data = remote.fetch(known)
         assert version == 3
@@ -184,6 +185,19 @@ def test_episodes_are_neither_lost_nor_counted_twice(serve, lost_answers):
     assert state["episodes"] == 100
     assert state["mean_return"] == sum(range(51)) / 100
     assert flaky.calls > 2 + lost_answers
+
+
+def test_answer_that_is_lost_while_stopping_doubles_nothing(serve):
+    flaky, stop = FlakyReporter(lost_answers=1), threading.Event()
+    sender = ReportSender(serve(record=flaky.record), "actor_0", stop, period_s=0.02)
+    sender.post({"env_steps_sampled": 3}, [Episode(1.0, 1)] * 3)
+    wait_until(lambda: flaky.calls == 1)
+    stop.set()
+    sender.post({"env_steps_sampled": 5}, [Episode(1.0, 1)] * 2)
+    sender.close()
+    state = flaky.state()
+    assert state["episodes"] == 5
+    assert state["env_steps_sampled"] == 5
 
 
 def test_close_sends_what_is_left(serve):

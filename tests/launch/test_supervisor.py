@@ -72,10 +72,75 @@ def test_node_that_dies_is_named_with_how(tmp_path, behaviour, words, details):
     assert (tmp_path / "logs" / "actor_0.log").exists()
 
 
-def test_node_that_leaves_early_is_an_error(tmp_path, monkeypatch):
-    monkeypatch.setattr(supervisor, "_EARLY_S", 0.5)
+def test_node_that_leaves_early_is_an_error(tmp_path):
     with pytest.raises(supervisor.NodeError, match="actor_0 ended before the run did"):
-        run(tmp_path, actor="return")
+        run(tmp_path, actor="exit_well")
+
+
+@pytest.mark.parametrize("launch_type", ["processes", "threads"])
+def test_node_whose_work_is_over_waits_for_the_end(tmp_path, launch_type):
+    """As the actors when the reporter has ended the run and the learner is in a long step."""
+    run(tmp_path, launch_type, learner="finish_late", actor="return")
+
+
+def test_cause_before_supervision_is_shown_too(tmp_path):
+    with pytest.raises(supervisor.NodeError) as error:
+        run(tmp_path, actor="fail_before_supervision")
+    assert "OSError: the cause" in error.value.details
+
+
+class FakeNode:
+    """A node that has ended."""
+
+    hung = False
+
+    def __init__(self, group, error=None):
+        self.name = self.group = group
+        self._error = error
+
+    def is_running(self):
+        return False
+
+    def failure(self):
+        return self._error
+
+
+def test_failure_in_the_moment_in_which_the_learner_ends_is_not_lost():
+    error = supervisor.NodeError(ACTOR, "failed", "")
+    nodes = [FakeNode(LEARNER), FakeNode(ACTOR, error)]
+    with pytest.raises(supervisor.NodeError) as raised:
+        supervisor._watch(nodes, [], lambda: None)
+    assert raised.value is error
+    assert supervisor._stop(nodes, []) == [error]
+
+
+@pytest.mark.parametrize("node", [ACTOR, VARIABLE_SOURCE])
+def test_node_that_hangs_at_the_end_is_a_warning(tmp_path, capsys, node):
+    run(tmp_path, learner="finish", **{node: "hang"})
+    warning = capsys.readouterr().err
+    assert f"warning: {node}" in warning
+    assert "did not stop in time; its log is" in warning
+    log = next((tmp_path / "logs").glob(f"{node}*.log"))
+    assert "in _hang" in log.read_text()
+
+
+def test_reporter_that_hangs_at_the_end_is_an_error(tmp_path):
+    with pytest.raises(supervisor.NodeError, match="reporter did not stop in time"):
+        run(tmp_path, learner="finish", reporter="hang")
+
+
+def test_node_that_is_stopped_from_outside_is_an_error(tmp_path):
+    with pytest.raises(supervisor.NodeError, match="learner was stopped from outside"):
+        run(tmp_path, learner="terminate")
+
+
+def test_failures_after_an_interrupt_are_kept(tmp_path):
+    timer = threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(supervisor.Interrupted) as error:
+        run(tmp_path, reporter="fail_when_stopped")
+    assert ["ValueError: error while stopping" in f.details for f in error.value.failures] == [True]
+    timer.join()
 
 
 def test_error_while_stopping_is_not_lost(tmp_path):

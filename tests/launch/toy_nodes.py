@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 from headrace.launch.nodes.supervision import supervise
+from headrace.launch.program import LEARNER
 
 
 class Toy:
@@ -17,8 +18,12 @@ class Toy:
 
     def run(self):
         if self._behaviour == "fail_before_supervision":
-            raise ValueError("broken before supervision")
-        supervise(getattr(self, "_" + self._behaviour))
+            try:
+                raise OSError("the cause")
+            except OSError as error:
+                raise ValueError("broken before supervision") from error
+        ends_run = self._path.name == LEARNER
+        supervise(getattr(self, "_" + self._behaviour), ends_run=ends_run)
 
     def _wait(self, stop):
         self._path.with_suffix(".started").touch()
@@ -29,6 +34,14 @@ class Toy:
         # Not before the others are there to be stopped.
         while len(list(self._path.parent.glob("*.started"))) < 3:
             stop.wait(0.02)
+
+    def _finish_late(self, stop):
+        self._finish(stop)
+        stop.wait(2)
+
+    def _terminate(self, stop):
+        os.kill(os.getpid(), signal.SIGTERM)
+        stop.wait()
 
     def _fail(self, stop):
         raise ValueError("original error")
@@ -55,5 +68,8 @@ class Toy:
         while True:
             time.sleep(0.1)
 
+    def _exit_well(self, stop):
+        os._exit(0)
+
     def _return(self, stop):
-        return
+        self._path.with_suffix(".started").touch()

@@ -29,8 +29,8 @@ WRONG = {
     "optimizer": ["sgd"],
     "learning_rate": [0.0, -1e-3, math.inf, math.nan],
     "epsilon": [0.0, -1.0, math.inf, math.nan],
-    "rmsprop_decay": [-0.1, 1.1, math.nan],
-    "rmsprop_momentum": [-0.1, 1.1, math.nan],
+    "rmsprop_decay": [-0.1, 1.0, math.nan],
+    "rmsprop_momentum": [-0.1, 1.0, math.nan],
     "max_gradient_norm": [0.0, -1.0, math.inf, math.nan],
 }
 
@@ -53,6 +53,11 @@ def test_every_setting_is_checked():
 )
 def test_items_fit_blocks_and_batches(envs, batch, item):
     assert item_envs(envs, batch) == item
+
+
+def test_no_environments_are_refused():
+    with pytest.raises(ConfigError, match="envs_per_actor = 0"):
+        item_envs(0, 16)
 
 
 @pytest.mark.parametrize(("envs", "batch"), [(16, 24), (24, 16), (7, 32), (3, 2)])

@@ -1,6 +1,7 @@
 """The learner: the optimisers against NumPy, its counters, its metrics and its weights."""
 
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -121,8 +122,8 @@ def test_optimiser(reference, settings):
 
 
 def test_gradients_are_clipped_to_the_global_norm():
-    """RMSProp without decay or a divisor to speak of takes steps of the gradient's size."""
-    settings = {"optimizer": "rmsprop", "rmsprop_decay": 1.0, "epsilon": 1.0, "learning_rate": 1.0}
+    """RMSProp with a divisor of 1 takes steps of the gradient's size."""
+    settings = {"optimizer": "rmsprop", "epsilon": 1e4, "learning_rate": 1e2}
     learner = make_learner([make_items()], max_gradient_norm=0.125, **settings)
     before = learner.weights().flat
     learner.step()
@@ -139,7 +140,7 @@ def test_jit_gives_the_same():
     one, other = (learner.weights().flat for learner in learners)
     np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
     metrics = [learner.metrics() for learner in learners]
-    for name in metrics[0].keys() - {"learner_wait"}:
+    for name in metrics[0].keys() - {"ms_per_step", "wait_ms_per_step"}:
         np.testing.assert_allclose(metrics[0][name], metrics[1][name], rtol=1e-3, err_msg=name)
 
 
@@ -168,7 +169,25 @@ def test_counters_count_valid_steps():
         assert (learner.steps, learner.env_steps_trained) == (n, sum(valid[:n]))
         assert learner.weights().version == n
         learner.step()
-    assert learner.metrics()["env_steps"] == pytest.approx(np.mean(valid))
+    assert learner.metrics()["env_steps_per_batch"] == pytest.approx(np.mean(valid))
+
+
+def test_time_is_that_of_all_steps():
+    class SlowReader(ListReader):
+        def next(self):
+            time.sleep(0.05)
+            return super().next()
+
+    learner = make_learner([])
+    learner._reader = SlowReader([make_items()])
+    learner.step()
+    learner.metrics()
+    for _ in range(4):
+        learner.step()
+    time.sleep(0.1)
+    metrics = learner.metrics()
+    assert 50 <= metrics["wait_ms_per_step"] < 70
+    assert metrics["ms_per_step"] >= metrics["wait_ms_per_step"] + 25
 
 
 def test_policy_lag_is_in_learner_steps():
