@@ -58,7 +58,7 @@ class CategoricalPolicy:
         """See `Policy.__call__`.
 
         Raises:
-          FloatingPointError: a logit is not finite.
+          FloatingPointError: a logit is not finite, or the observation is not.
         """
         if self._params is None:
             raise RuntimeError("the policy has no weights yet")
@@ -67,6 +67,8 @@ class CategoricalPolicy:
         cumulative = np.cumsum(np.exp(logits), axis=1)
         total = cumulative[:, -1]
         if not math.isfinite(total.sum()):
+            if not np.isfinite(observation).all():
+                raise FloatingPointError("the environment gave an observation that is not finite")
             raise FloatingPointError("the policy's logits are not finite")
         if self._greedy:
             action = logits.argmax(axis=1)

@@ -100,9 +100,14 @@ class Builder(abc.ABC, Generic[ConfigT]):
       spec: the environment's.
       envs_per_actor: environments that each actor steps together.
 
+    Attributes:
+      name: of the agent.
+
     Raises:
       ConfigError: the settings do not fit together.
     """
+
+    name: str
 
     def __init__(self, config: ConfigT, spec: EnvironmentSpec, envs_per_actor: int) -> None:
         self.config = config

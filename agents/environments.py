@@ -105,6 +105,11 @@ class EnvironmentFactory:
                 else gym.vector.SyncVectorEnv
             )
             return wrapper([self.env] * num_envs)
+        module, colon, _ = self.env.rpartition(":")
+        if colon and not all(part.isidentifier() for part in module.split(".")):
+            raise ConfigError(
+                "env", self.env, "the module must be a dotted name, as my.envs:Env-v0"
+            )
         try:
             return gym.make_vec(
                 self.env, num_envs=num_envs, vectorization_mode=_MODES[self.vectorization]

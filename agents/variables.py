@@ -1,6 +1,7 @@
 """The weight path from the learner to the actors, client side."""
 
 import threading
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -130,3 +131,17 @@ class VariablePublisher:
 def encode(flat: Array) -> bytes:
     """The bytes in which weights travel."""
     return np.ascontiguousarray(flat, "<f4").tobytes()
+
+
+def save_weights(path: Path, weights: Weights) -> None:
+    """Writes a snapshot; the file appears whole or not at all."""
+    partial = path.with_suffix(".partial")
+    with partial.open("wb") as file:
+        np.savez(file, version=weights.version, flat=weights.flat)
+    partial.replace(path)
+
+
+def load_weights(path: Path) -> Weights:
+    """Reads what `save_weights` wrote."""
+    with np.load(path) as data:
+        return Weights(int(data["version"]), data["flat"])

@@ -22,7 +22,8 @@ import numpy as np
 from headrace.agents.environments import EnvironmentFactory
 from headrace.agents.evaluation import evaluate
 from headrace.agents.impala import IMPALABuilder
-from headrace.launch.nodes.learner import WEIGHTS_FILE, load_weights
+from headrace.agents.variables import load_weights
+from headrace.launch.nodes.learner import WEIGHTS_FILE
 from headrace.launch.nodes.reporter import METRICS_FILE
 from headrace.launch.presets import PRESETS
 

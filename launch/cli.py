@@ -2,11 +2,14 @@
 
 import argparse
 import dataclasses
+import importlib.metadata
+import json
 import os
 import signal
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
@@ -24,6 +27,8 @@ USAGE = """usage: headrace train [options]
 
 Trains agents on Gymnasium environments with IMPALA.
 `headrace train --help` lists every setting with its unit and default."""
+
+BUILDERS = {"impala": IMPALABuilder}
 
 PresetName = Literal["cartpole", "cartpole-throughput", "cartpole-python-envs"]
 
@@ -55,6 +60,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE)
         return OK if arguments else BAD_ARGUMENTS
+    if arguments[0] == "--version":
+        print(importlib.metadata.version("headrace"))
+        return OK
     if arguments[0] != "train":
         print(f"error: {arguments[0]!r} is not a command\n{USAGE}", file=sys.stderr)
         return BAD_ARGUMENTS
@@ -94,9 +102,10 @@ def _train(args: TrainArgs, started_at: float) -> int:
     # As `python -m` would, for `--env module:Env-v0` with a module of the user's.
     sys.path.append(os.getcwd())
     environments = EnvironmentFactory(args.run.env, args.run.vectorization)
-    builder = IMPALABuilder(args.config, environments.spec(), args.run.envs_per_actor)
+    make_builder = BUILDERS[args.agent]
+    builder = make_builder(args.config, environments.spec(), args.run.envs_per_actor)
     try:
-        result = local.run(builder, environments, args.run, agent=args.agent, started_at=started_at)
+        result = local.run(builder, environments, args.run, started_at=started_at)
     except NodeError as error:
         _print_failure(error)
         return FAILED
@@ -104,11 +113,23 @@ def _train(args: TrainArgs, started_at: float) -> int:
         for failure in interrupt.failures:
             _print_failure(failure)
         print(f"stopped by {interrupt}", file=sys.stderr)
+        _print_interrupted(interrupt.run_dir)
         return _SIGNALLED + interrupt.signum
     print(summarise(result.summary))
     print(f"{result.run_dir}/ holds the summary, metrics, weights and logs")
     missed = args.run.target_return is not None and not result.summary["reached_target"]
     return TARGET_MISSED if missed else OK
+
+
+def _print_interrupted(run_dir: Path | None) -> None:
+    if run_dir is None:
+        return
+    summary = run_dir / "summary.json"
+    if summary.exists():
+        print(summarise(json.loads(summary.read_text())))
+        print(f"{run_dir}/ holds the summary, metrics, weights and logs")
+    else:
+        print(f"{run_dir}/ holds the logs; there was nothing else to write yet")
 
 
 def _print_failure(error: "NodeError") -> None:

@@ -24,16 +24,6 @@ from headrace.launch.view import LOOK_TIMEOUT_S, View, make_view
 CONFIG_FILE = "config.json"
 LOG_DIR = "logs"
 
-_PACKAGES = (
-    "headrace",
-    "dm-acme",
-    "dm-launchpad",
-    "dm-reverb",
-    "tensorflow",
-    "gymnasium",
-    "numpy",
-)
-
 
 @dataclasses.dataclass(frozen=True)
 class Result:
@@ -53,7 +43,6 @@ def run(
     environments: EnvironmentFactory,
     config: RunConfig,
     *,
-    agent: str = "agent",
     view: View | None = None,
     started_at: float | None = None,
 ) -> Result:
@@ -64,7 +53,6 @@ def run(
       environments: makes the environments.
       config: settings of the run; `env`, `vectorization` and `envs_per_actor` are not read, since
         the other arguments settle them.
-      agent: name of the agent, for the run directory.
       view: shows the progress; None is a live view on a terminal and else plain lines.
       started_at: Unix time that counts as the start; None is now.
 
@@ -77,8 +65,8 @@ def run(
       Interrupted: a signal came.
     """
     started_at = time.time() if started_at is None else started_at
-    run_dir = make_run_dir(config.run_dir, environments.name, agent)
-    _write_config(run_dir / CONFIG_FILE, builder, environments, config, agent)
+    run_dir = make_run_dir(config.run_dir, environments.name, builder.name)
+    _write_config(run_dir / CONFIG_FILE, builder, environments, config)
     reporter_config = ReporterConfig(
         run_dir=str(run_dir.absolute()),
         started_at=started_at,
@@ -101,12 +89,16 @@ def run(
         view_timeout_s=LOOK_TIMEOUT_S,
     )
     with view or make_view(config, run_dir) as progress:
-        supervisor.run(
-            program,
-            config.launch_type,
-            run_dir / LOG_DIR,
-            on_poll=lambda: progress.poll(reporter),
-        )
+        try:
+            supervisor.run(
+                program,
+                config.launch_type,
+                run_dir / LOG_DIR,
+                on_poll=lambda: progress.poll(reporter),
+            )
+        except supervisor.Interrupted as interrupt:
+            interrupt.run_dir = run_dir
+            raise
     return Result(run_dir, json.loads((run_dir / SUMMARY_FILE).read_text()))
 
 
@@ -143,11 +135,10 @@ def _write_config(
     builder: Builder[AgentConfig],
     environments: EnvironmentFactory,
     config: RunConfig,
-    agent: str,
 ) -> None:
     """Writes everything that is needed to repeat the run."""
     content = {
-        "agent": agent,
+        "agent": builder.name,
         "run": dataclasses.asdict(config)
         | {
             "env": environments.name,
@@ -157,7 +148,7 @@ def _write_config(
         "config": _as_dict(builder.config),
         "command": sys.argv,
         "python": platform.python_version(),
-        "packages": {name: _version(name) for name in _PACKAGES},
+        "packages": dict(sorted((d.name, d.version) for d in importlib.metadata.distributions())),
     }
     path.write_text(json.dumps(content, indent=2) + "\n")
 
@@ -166,10 +157,3 @@ def _as_dict(config: Any) -> Any:
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
         return dataclasses.asdict(config)
     return repr(config)
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None

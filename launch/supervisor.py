@@ -39,6 +39,7 @@ together below the 10 s promised."""
 _RESULTS = (LEARNER, REPORTER)
 """Groups that write what a run is for when they stop."""
 
+_IMPATIENT_S = 1.0
 _POLL_S = 0.1
 _PR_SET_PDEATHSIG = 1
 _SIGNALLED = (-signal.SIGTERM, -signal.SIGKILL)
@@ -78,12 +79,14 @@ class Interrupted(Exception):  # noqa: N818  # asked for, not an error
     Attributes:
       signum: the signal.
       failures: of nodes that did not stop as they should.
+      run_dir: what the run has written is there.
     """
 
     def __init__(self, signum: int) -> None:
         super().__init__(signal.Signals(signum).name)
         self.signum = signum
         self.failures: list[NodeError] = []
+        self.run_dir: Path | None = None
 
 
 class _Node(Protocol):
@@ -127,13 +130,13 @@ def run(
     """
     log_dir.mkdir(parents=True, exist_ok=True)
     output = contextlib.nullcontext() if launch_type == "processes" else _native_stderr_to(log_dir)
-    with _signals() as received, output:
+    with _Signals() as received, output:
         nodes: list[_Node] = []
         try:
             start = _start_processes if launch_type == "processes" else _start_threads
             for node in start(program, log_dir):
                 nodes.append(node)
-                _raise_if_any(received)
+                received.raise_if_any()
             _watch(nodes, received, on_poll)
         except Interrupted as interrupt:
             interrupt.failures = _stop(nodes, received)
@@ -145,10 +148,10 @@ def run(
             raise failures[0]
 
 
-def _watch(nodes: list[_Node], received: list[int], on_poll: Callable[[], None]) -> None:
+def _watch(nodes: list[_Node], received: _Signals, on_poll: Callable[[], None]) -> None:
     """Returns when the learner has ended well."""
     while True:
-        _raise_if_any(received)
+        received.raise_if_any()
         ended = [node for node in nodes if not node.is_running()]
         for node in ended:
             if failure := node.failure():
@@ -161,10 +164,9 @@ def _watch(nodes: list[_Node], received: list[int], on_poll: Callable[[], None])
         time.sleep(_POLL_S)
 
 
-def _stop(nodes: list[_Node], received: list[int]) -> list[NodeError]:
+def _stop(nodes: list[_Node], received: _Signals) -> list[NodeError]:
     """Stops the nodes in order; returns what went wrong with them."""
     failures: list[NodeError] = []
-    interrupts = received.count(signal.SIGINT)
     for group in STOP_ORDER:
         members = [node for node in nodes if node.group == group]
         for node in members:
@@ -172,8 +174,7 @@ def _stop(nodes: list[_Node], received: list[int]) -> list[NodeError]:
                 node.stop()
         deadline = time.monotonic() + _STOP_S[group]
         while any(node.is_running() for node in members):
-            impatient = received.count(signal.SIGINT) > max(interrupts, 1)
-            if impatient or time.monotonic() > deadline:
+            if received.impatient or time.monotonic() > deadline:
                 break
             time.sleep(0.02)
         for node in members:
@@ -190,29 +191,36 @@ def _stop(nodes: list[_Node], received: list[int]) -> list[NodeError]:
     return failures
 
 
-def _raise_if_any(received: list[int]) -> None:
-    if received:
-        raise Interrupted(received[0])
+class _Signals:
+    """The signals that ask for an end, while it is entered. Outside the main thread none come."""
 
+    def __init__(self) -> None:
+        self._received: list[tuple[int, float]] = []
+        self._before: dict[int, Any] = {}
 
-@contextlib.contextmanager
-def _signals() -> Iterator[list[int]]:
-    """Collects the signals that ask for an end. Outside the main thread there are none."""
-    received: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield received
-        return
+    def __enter__(self) -> _Signals:
+        if threading.current_thread() is threading.main_thread():
+            for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                self._before[signum] = signal.signal(signum, self._handle)
+        return self
 
-    def handle(signum: int, frame: FrameType | None) -> None:
-        received.append(signum)
-
-    ending = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {signum: signal.signal(signum, handle) for signum in ending}
-    try:
-        yield received
-    finally:
-        for signum, handler in before.items():
+    def __exit__(self, *error: object) -> None:
+        for signum, handler in self._before.items():
             signal.signal(signum, handler)
+
+    def raise_if_any(self) -> None:
+        """Raises Interrupted if a signal has come."""
+        if self._received:
+            raise Interrupted(self._received[0][0])
+
+    @property
+    def impatient(self) -> bool:
+        """Whether Ctrl-C was pressed once more. Twice at once is taken for once."""
+        interrupts = [at for signum, at in self._received if signum == signal.SIGINT]
+        return len(interrupts) > 1 and interrupts[-1] - self._received[0][1] > _IMPATIENT_S
+
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
+        self._received.append((signum, time.monotonic()))
 
 
 # Processes.

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 class IMPALABuilder(Builder[IMPALAConfig]):
     """Makes the parts of IMPALA. See `Builder`."""
 
+    name = "impala"
+
     def __init__(self, config: IMPALAConfig, spec: EnvironmentSpec, envs_per_actor: int) -> None:
         super().__init__(config, spec, envs_per_actor)
         self._item_envs = item_envs(envs_per_actor, config.batch_size)

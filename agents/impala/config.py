@@ -20,7 +20,8 @@ class IMPALAConfig:
     batch_size: int = 32
     """B, unrolls in one train batch. Must divide or be a multiple of the environments per actor."""
     queue_size: int = 2
-    """Train batches that the queue holds; a full queue blocks the actors. More is staler."""
+    """Train batches that the queue holds, beside the one that is on its way to the learner; a full
+    queue blocks the actors. More is staler."""
     max_in_flight_items: int = 2
     """Queue items that an actor may have written before the queue has confirmed them."""
     broadcast_interval: int = 1
@@ -33,7 +34,8 @@ class IMPALAConfig:
     discount: float = 0.99
     """Discount factor per env step, gamma."""
     reward_scale: float = 1.0
-    """Factor on rewards in the loss; reported returns are not scaled."""
+    """Factor on rewards in the loss, best such that returns are of the order of 10. Reported
+    returns are not scaled."""
     rho_bar: float = 1.0
     """Clip of the importance weights in the value target."""
     c_bar: float = 1.0
@@ -59,8 +61,8 @@ class IMPALAConfig:
     """Decay of RMSProp's mean square."""
     rmsprop_momentum: float = 0.0
     """Momentum of RMSProp."""
-    max_gradient_norm: float = 40.0
-    """Global norm to which gradients are clipped."""
+    max_gradient_norm: float = 0.5
+    """Global norm to which gradients are clipped. The paper clips at 40, but sums its loss."""
     jit_compile: bool = True
     """Compile the learner step with XLA: faster for MLPs, slower for convolutions on a CPU."""
 

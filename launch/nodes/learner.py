@@ -14,8 +14,8 @@ from launchpad import CourierClient
 from launchpad.nodes import base
 
 from headrace.agents.builder import AgentConfig, Builder
-from headrace.agents.types import Stopped, Weights
-from headrace.agents.variables import VariablePublisher
+from headrace.agents.types import Stopped
+from headrace.agents.variables import VariablePublisher, save_weights
 from headrace.launch.nodes.reporting import ReportSender
 from headrace.launch.nodes.rpc import RemoteWeightsSource
 from headrace.launch.nodes.supervision import supervise
@@ -152,20 +152,6 @@ class LearnerNode(lp.PyClassNode):
         """See `lp.PyClassNode`."""
         handle: QueueHandle = self._track_handle(QueueHandle(self._queue_address))
         return handle
-
-
-def save_weights(path: Path, weights: Weights) -> None:
-    """Writes a snapshot; the file appears whole or not at all."""
-    partial = path.with_suffix(".partial")
-    with partial.open("wb") as file:
-        np.savez(file, version=weights.version, flat=weights.flat)
-    partial.replace(path)
-
-
-def load_weights(path: Path) -> Weights:
-    """Reads what `save_weights` wrote."""
-    with np.load(path) as data:
-        return Weights(int(data["version"]), data["flat"])
 
 
 def _limit_threads(threads: int) -> None:

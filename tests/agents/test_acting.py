@@ -102,6 +102,14 @@ def test_logits_that_are_not_finite_are_an_error(bad):
         act(policy, 9)
 
 
+def test_observation_that_is_not_finite_is_named():
+    network = MLP((2,), 2, (4,))
+    policy = CategoricalPolicy(network, 0)
+    policy.set_weights(Weights(0, flatten(network.init(np.random.default_rng(0)))))
+    with pytest.raises(FloatingPointError, match="the environment gave an observation"):
+        policy(np.array([[1, 0], [np.nan, 1]], np.float32))
+
+
 def test_no_weights_no_action():
     with pytest.raises(RuntimeError, match="no weights"):
         act(CategoricalPolicy(Logits(2), 0), 1)

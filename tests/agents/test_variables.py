@@ -7,7 +7,13 @@ import numpy as np
 import pytest
 
 from headrace.agents.types import Stopped, Weights
-from headrace.agents.variables import VariableClient, VariablePublisher, encode
+from headrace.agents.variables import (
+    VariableClient,
+    VariablePublisher,
+    encode,
+    load_weights,
+    save_weights,
+)
 
 
 class Source:
@@ -149,3 +155,12 @@ def test_error_of_the_source_ends_the_run_and_surfaces():
     with pytest.raises(ConnectionError, match="gone"):
         publisher.close(1)
     assert publisher.publishes == 0
+
+
+def test_saved_weights_come_back(tmp_path):
+    path = tmp_path / "weights.npz"
+    save_weights(path, weights(7))
+    loaded = load_weights(path)
+    assert loaded.version == 7
+    np.testing.assert_array_equal(loaded.flat, weights(7).flat)
+    assert [p.name for p in tmp_path.iterdir()] == ["weights.npz"]

@@ -90,6 +90,8 @@ def test_signal_ends_the_run_in_order(start, launch_type, signum):
     assert summary["stop_reason"] == "stopped"
     assert summary["env_steps_trained"] > 0
     assert (run.run_dir / "weights.npz").exists()
+    assert "env steps trained" in run.stdout()
+    assert f"{run.run_dir}/ holds the summary" in run.stdout()
     run.assert_nothing_left()
 
 

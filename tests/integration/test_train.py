@@ -7,6 +7,7 @@ import pty
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,9 +16,9 @@ from command import COMMAND, SMALL
 from headrace.agents.environments import EnvironmentFactory
 from headrace.agents.evaluation import evaluate
 from headrace.agents.impala import IMPALABuilder
+from headrace.agents.variables import load_weights
 from headrace.launch import local
 from headrace.launch.config import RunConfig
-from headrace.launch.nodes.learner import load_weights
 from headrace.launch.presets import PRESETS
 
 
@@ -162,6 +163,18 @@ def test_run_from_python(tmp_path):
     assert (recorded["env"], recorded["vectorization"]) == ("CartPole-v1", "sync")
     assert recorded["envs_per_actor"] == 8
     assert result.summary["env_steps_trained"] >= 5_000
+
+
+def test_readme_example_in_python(tmp_path):
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    script = tmp_path / "example.py"
+    script.write_text(code.replace("500_000", "5_000"))
+    result = subprocess.run(
+        [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    assert float(result.stdout.splitlines()[-1]) > 8
 
 
 def test_command_is_a_module_too(tmp_path):

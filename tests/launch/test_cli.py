@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -39,6 +40,7 @@ def run_cli(*arguments):
     ("flags", "words"),
     [
         (["--env", "CartPol-v1"], ["--env", "CartPol-v1", "CartPole-v1"]),
+        (["--env", "../envs/mine:Mine-v0"], ["--env", "../envs/mine", "dotted name"]),
         (["--env", "no_such_module:Env-v0"], ["--env", "no_such_module"]),
         (["--env", "Pendulum-v1"], ["--env", "Pendulum-v1", "action space must be Discrete"]),
         (["--env", "Blackjack-v1"], ["--env", "observation space must be a Box"]),
@@ -79,6 +81,11 @@ def test_bad_argument_is_named_and_refused(in_empty_folder, capsys, no_start, fl
 def test_unknown_command(capsys):
     assert run_cli("trian") == 2
     assert "trian" in capsys.readouterr().err
+
+
+def test_version(capsys):
+    assert run_cli("--version") == 0
+    assert re.fullmatch(r"\d+\.\d+\.\d+\n", capsys.readouterr().out)
 
 
 def test_help_of_the_command(capsys):

@@ -1,5 +1,6 @@
 """The supervisor: errors surface, nothing hangs and nothing stays behind. Real processes."""
 
+import contextlib
 import os
 import signal
 import sys
@@ -33,6 +34,23 @@ def make_program(folder, **behaviours):
         behaviour = behaviours.get(group, "wait")
         program.add_node(lp.PyClassNode(Toy, behaviour, str(folder), group), label=group)
     return program
+
+
+@contextlib.contextmanager
+def signals_when_started(folder, *signums, nodes=4, gap_s=0.0):
+    """Sends signals to this process once so many nodes work, `gap_s` apart."""
+
+    def send():
+        while len(list(folder.glob("*.started"))) < nodes:
+            time.sleep(0.02)
+        for signum in signums:
+            os.kill(os.getpid(), signum)
+            time.sleep(gap_s)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    yield
+    thread.join()
 
 
 def run(folder, launch_type="processes", **behaviours):
@@ -109,9 +127,9 @@ def test_failure_in_the_moment_in_which_the_learner_ends_is_not_lost():
     error = supervisor.NodeError(ACTOR, "failed", "")
     nodes = [FakeNode(LEARNER), FakeNode(ACTOR, error)]
     with pytest.raises(supervisor.NodeError) as raised:
-        supervisor._watch(nodes, [], lambda: None)
+        supervisor._watch(nodes, supervisor._Signals(), lambda: None)
     assert raised.value is error
-    assert supervisor._stop(nodes, []) == [error]
+    assert supervisor._stop(nodes, supervisor._Signals()) == [error]
 
 
 @pytest.mark.parametrize("node", [ACTOR, VARIABLE_SOURCE])
@@ -135,12 +153,12 @@ def test_node_that_is_stopped_from_outside_is_an_error(tmp_path):
 
 
 def test_failures_after_an_interrupt_are_kept(tmp_path):
-    timer = threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
-    with pytest.raises(supervisor.Interrupted) as error:
+    with (
+        signals_when_started(tmp_path, signal.SIGINT),
+        pytest.raises(supervisor.Interrupted) as error,
+    ):
         run(tmp_path, reporter="fail_when_stopped")
     assert ["ValueError: error while stopping" in f.details for f in error.value.failures] == [True]
-    timer.join()
 
 
 def test_error_while_stopping_is_not_lost(tmp_path):
@@ -167,13 +185,11 @@ def test_nodes_that_hang_are_killed_within_ten_seconds(tmp_path):
 @pytest.mark.parametrize("launch_type", ["processes", "threads"])
 def test_signal_ends_the_run(tmp_path, launch_type, signum):
     before = signal.getsignal(signum)
-    timer = threading.Timer(1.5, os.kill, (os.getpid(), signum))
-    timer.start()
-    with pytest.raises(supervisor.Interrupted) as error:
+    with signals_when_started(tmp_path, signum), pytest.raises(supervisor.Interrupted) as error:
         run(tmp_path, launch_type)
     assert error.value.signum == signum
+    assert error.value.failures == []
     assert signal.getsignal(signum) is before
-    timer.join()
 
 
 def test_signal_while_nodes_are_being_started(tmp_path):
@@ -187,16 +203,25 @@ def test_signal_while_nodes_are_being_started(tmp_path):
     timer.join()
 
 
+HANGING = dict.fromkeys((LEARNER, ACTOR, VARIABLE_SOURCE, REPORTER), "hang")
+
+
+def time_to_stop(folder, *signums, gap_s):
+    """Seconds from the first of the signals to the end of a program whose every node hangs."""
+    with signals_when_started(folder, *signums, gap_s=gap_s):
+        with pytest.raises(supervisor.Interrupted) as error:
+            run(folder, **HANGING)
+        assert [failure.node for failure in error.value.failures] == [LEARNER, REPORTER]
+    sent = max(path.stat().st_mtime for path in folder.glob("*.started"))
+    return time.time() - sent
+
+
 def test_second_interrupt_kills_at_once(tmp_path):
-    timers = [threading.Timer(t, os.kill, (os.getpid(), signal.SIGINT)) for t in (1.5, 2.0)]
-    for timer in timers:
-        timer.start()
-    start = time.monotonic()
-    with pytest.raises(supervisor.Interrupted):
-        run(tmp_path, learner="hang", actor="hang", variable_source="hang", reporter="hang")
-    assert time.monotonic() - start < 4
-    for timer in timers:
-        timer.join()
+    assert time_to_stop(tmp_path, signal.SIGINT, signal.SIGINT, gap_s=1.2) < 3
+
+
+def test_two_interrupts_at_once_are_one(tmp_path):
+    assert time_to_stop(tmp_path, signal.SIGINT, signal.SIGINT, gap_s=0.05) > 5
 
 
 def test_thread_that_raises_surfaces_its_own_exception(tmp_path):
