@@ -135,6 +135,17 @@ def test_threads_in_one_process(start):
     run.assert_nothing_left()
 
 
+def test_light_nodes_do_not_load_tensorflow(start):
+    """But for one library of it that Courier needs."""
+    run = start(*SMALL)
+    run.wait_for_training()
+    loads = {
+        name: any("_pywrap_tensorflow_internal" in m.path for m in run.node(name).memory_maps())
+        for name in ("learner", "variable_source", "reporter")
+    }
+    assert loads == {"learner": True, "variable_source": False, "reporter": False}
+
+
 @pytest.mark.parametrize(("envs", "batch"), [("16", "4"), ("2", "12")])
 def test_blocks_larger_and_smaller_than_a_batch(start, envs, batch):
     flags = ["--envs-per-actor", envs, "--batch-size", batch, "--unroll-length", "8"]
