@@ -2,9 +2,10 @@
 
 import math
 import threading
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import tree
 
 from headrace.agents.environments import Environment
 from headrace.agents.networks import Network, unflatten
@@ -29,8 +30,8 @@ class Policy(Protocol):
     def set_weights(self, weights: Weights) -> None:
         """Takes over new weights; they hold until the next call."""
 
-    def __call__(self, observation: Array) -> Decision:
-        """Chooses an action for each of the observations [E, ...]."""
+    def __call__(self, observation: Any) -> Decision:
+        """Chooses an action for each of the observations, a nest of [E, ...]."""
 
 
 class CategoricalPolicy:
@@ -54,7 +55,7 @@ class CategoricalPolicy:
         """See `Policy.set_weights`."""
         self._params = unflatten(weights.flat, self._network.shapes)
 
-    def __call__(self, observation: Array) -> Decision:
+    def __call__(self, observation: Any) -> Decision:
         """See `Policy.__call__`.
 
         Raises:
@@ -67,7 +68,7 @@ class CategoricalPolicy:
         cumulative = np.cumsum(np.exp(logits), axis=1)
         total = cumulative[:, -1]
         if not math.isfinite(total.sum()):
-            if not np.isfinite(observation).all():
+            if not all(np.isfinite(part).all() for part in tree.flatten(observation)):
                 raise FloatingPointError("the environment gave an observation that is not finite")
             raise FloatingPointError("the policy's logits are not finite")
         if self._greedy:
@@ -107,10 +108,9 @@ class UnrollCollector:
         self._actor_id = actor_id
         self._stop = stop
         spec, rows = environment.spec, (unroll_length, environment.num_envs)
-        shape, dtype = spec.observation.shape, spec.observation.dtype
-        self._observation = np.zeros((unroll_length + 1, environment.num_envs, *shape), dtype)
+        self._observation = _zeros(spec.observation, (unroll_length + 1, environment.num_envs))
         self._final_observation = (
-            np.zeros((*rows, *shape), dtype) if spec.separate_final_observation else ()
+            _zeros(spec.observation, rows) if spec.separate_final_observation else ()
         )
         self._action = np.zeros(rows, np.int64)
         self._reward = np.zeros(rows, np.float32)
@@ -120,7 +120,7 @@ class UnrollCollector:
         self._log_prob = np.zeros(rows, np.float32)
         self._return = np.zeros(environment.num_envs)
         self._steps = np.zeros(environment.num_envs, np.int64)
-        self._observation[-1] = environment.reset()
+        _put(self._observation, -1, environment.reset())
 
     def collect(self, weights_version: int) -> tuple[Unroll, list[Episode]]:
         """Runs T steps.
@@ -136,9 +136,9 @@ class UnrollCollector:
           Stopped: the stop event was set before the unroll was complete.
         """
         episodes: list[Episode] = []
-        self._observation[0] = self._observation[-1]
-        if self._environment.spec.separate_final_observation:
-            self._final_observation.fill(0)  # type: ignore[union-attr]  # an array in this case
+        _put(self._observation, 0, _get(self._observation, -1))
+        for part in tree.flatten(self._final_observation):
+            part.fill(0)
         for t in range(self._length):
             if self._stop.is_set():
                 raise Stopped
@@ -159,16 +159,16 @@ class UnrollCollector:
         return unroll, episodes
 
     def _step(self, t: int, episodes: list[Episode]) -> None:
-        action, self._log_prob[t] = self._policy(self._observation[t])
+        action, self._log_prob[t] = self._policy(_get(self._observation, t))
         step = self._environment.step(action)
         self._action[t] = action
-        self._observation[t + 1] = step.observation
+        _put(self._observation, t + 1, step.observation)
         self._reward[t] = step.reward
         self._terminated[t] = step.terminated
         self._truncated[t] = step.truncated
         self._valid[t] = step.valid
         if step.final_observation is not None:
-            self._final_observation[t] = step.final_observation  # type: ignore[index]
+            _put(self._final_observation, t, step.final_observation)
         self._return += step.reward
         self._steps += step.valid
         ended = step.terminated | step.truncated
@@ -177,3 +177,16 @@ class UnrollCollector:
                 episodes.append(Episode(float(self._return[i]), int(self._steps[i])))
             self._return[ended] = 0.0
             self._steps[ended] = 0
+
+
+def _zeros(spec: Any, rows: tuple[int, ...]) -> Any:
+    return tree.map_structure(lambda s: np.zeros((*rows, *s.shape), s.dtype), spec)
+
+
+def _get(nest: Any, t: int) -> Any:
+    return tree.map_structure(lambda x: x[t], nest)
+
+
+def _put(nest: Any, t: int, row: Any) -> None:
+    for x, part in zip(tree.flatten(nest), tree.flatten(row), strict=True):
+        x[t] = part

@@ -7,9 +7,11 @@ from typing import Any, Literal, NamedTuple
 
 import gymnasium as gym
 import numpy as np
+import tree
 from acme import specs
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+from headrace.agents import spaces
 from headrace.agents.types import Array, ConfigError
 
 Vectorization = Literal["auto", "vector", "sync", "async"]
@@ -20,12 +22,12 @@ class EnvironmentSpec(NamedTuple):
     """What an agent must know of an environment.
 
     Attributes:
-      observation: shape and dtype of one observation, as the agent sees it.
+      observation: nest of the specs of one observation, as the agent sees it; see `spaces`.
       action: number of discrete actions; the agent counts them from 0.
       separate_final_observation: whether unrolls carry `final_observation`.
     """
 
-    observation: specs.Array
+    observation: Any
     action: specs.DiscreteArray
     separate_final_observation: bool
 
@@ -34,21 +36,21 @@ class Step(NamedTuple):
     """Result of stepping E environments once.
 
     Attributes:
-      observation: [E, ...], what the next action is chosen on.
+      observation: nest of [E, ...], what the next action is chosen on.
       reward: [E] float32.
       terminated: [E] bool.
       truncated: [E] bool.
       valid: [E] bool, False where the environment ignored the action to reset itself.
-      final_observation: [E, ...] where an episode ended, if the environment resets within the
-        step; None if it never does or no episode ended.
+      final_observation: nest of [E, ...] where an episode ended, if the environment resets within
+        the step; None if it never does or no episode ended.
     """
 
-    observation: Array
+    observation: Any
     reward: Array
     terminated: Array
     truncated: Array
     valid: Array
-    final_observation: Array | None
+    final_observation: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,15 +135,19 @@ def make_spec(env: VectorEnv[Any, Any, Any]) -> EnvironmentSpec:
       ConfigError: a space is unsupported or the autoreset mode is not declared.
     """
     observation, action = env.single_observation_space, env.single_action_space
-    if not isinstance(observation, gym.spaces.Box):
+    try:
+        observation_spec = spaces.observation_spec(observation)
+    except spaces.UnsupportedSpaceError as error:
         raise ConfigError(
-            "env", _name(env), f"its observation space must be a Box, but is {observation}"
-        )
+            "env",
+            _name(env),
+            "its observation space must be made of Box, Discrete, MultiDiscrete, MultiBinary, Dict "
+            f"and Tuple, but has {error}",
+        ) from error
     if not isinstance(action, gym.spaces.Discrete):
         raise ConfigError("env", _name(env), f"its action space must be Discrete, but is {action}")
-    dtype = np.float32 if observation.dtype == np.float64 else observation.dtype
     return EnvironmentSpec(
-        observation=specs.Array(observation.shape, dtype, name="observation"),
+        observation=observation_spec,
         action=specs.DiscreteArray(int(action.n), dtype=np.int64, name="action"),
         separate_final_observation=autoreset_mode(env) is not AutoresetMode.NEXT_STEP,
     )
@@ -181,15 +187,15 @@ class Environment:
         self._mode = autoreset_mode(env)
         self._start = int(env.single_action_space.start)  # type: ignore[attr-defined]  # Discrete
         self._action_dtype = env.action_space.dtype
-        self._dtype = self.spec.observation.dtype
+        self._read = spaces.ObservationReader(env.single_observation_space)
         self._all_valid = np.ones(self.num_envs, bool)
         self._resetting = np.zeros(self.num_envs, bool)
 
-    def reset(self) -> Array:
-        """Starts every environment; returns the observations, [E, ...]."""
+    def reset(self) -> Any:
+        """Starts every environment; returns the observations, a nest of [E, ...]."""
         observation, _ = self._env.reset(seed=self._seed)
         self._resetting = np.zeros(self.num_envs, bool)
-        return np.asarray(observation, self._dtype)
+        return self._read(observation)
 
     def step(self, action: Array) -> Step:
         """Steps every environment with `action`, [E] counted from 0."""
@@ -201,12 +207,12 @@ class Environment:
             self._resetting = terminated | truncated
         elif (ended := terminated | truncated).any():
             if self._mode is AutoresetMode.DISABLED:
-                final_observation = np.array(observation, self._dtype)
+                final_observation = tree.map_structure(np.array, self._read(observation))
                 observation, _ = self._env.reset(options={"reset_mask": ended})
             else:
                 final_observation = self._final_observations(ended, info)
         return Step(
-            np.asarray(observation, self._dtype),
+            self._read(observation),
             np.asarray(reward, np.float32),
             terminated,
             truncated,
@@ -218,13 +224,17 @@ class Environment:
         """Closes the environments."""
         self._env.close()
 
-    def _final_observations(self, ended: Array, info: dict[str, Any]) -> Array:
+    def _final_observations(self, ended: Array, info: dict[str, Any]) -> Any:
         if "final_obs" not in info:
             raise RuntimeError(
                 f"{self._env} ended an episode but info has no 'final_obs', "
                 "which SAME_STEP autoreset promises"
             )
-        out = np.zeros((self.num_envs, *self.spec.observation.shape), self._dtype)
+        out = tree.map_structure(
+            lambda spec: np.zeros((self.num_envs, *spec.shape), spec.dtype), self.spec.observation
+        )
         for i in np.flatnonzero(ended):
-            out[i] = info["final_obs"][i]
+            one = self._read(info["final_obs"][i])
+            for batch, row in zip(tree.flatten(out), tree.flatten(one), strict=True):
+                batch[i] = row
         return out

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import threading
+from typing import Any
 
 import numpy as np
 import reverb
@@ -22,18 +23,21 @@ _POLL_MS = 200
 def unroll_signature(spec: EnvironmentSpec, unroll_length: int, envs: int) -> Unroll:
     """Tensor specs of one queue item, an `Unroll` of `envs` environments."""
     rows = (unroll_length, envs)
-    shape, dtype = spec.observation.shape, spec.observation.dtype
+
+    def observation(*rows: int) -> Any:
+        return tf.nest.map_structure(
+            lambda s: tf.TensorSpec((*rows, *s.shape), s.dtype), spec.observation
+        )
+
     return Unroll(
-        observation=tf.TensorSpec((unroll_length + 1, envs, *shape), dtype),
+        observation=observation(unroll_length + 1, envs),
         action=tf.TensorSpec(rows, tf.int64),
         reward=tf.TensorSpec(rows, tf.float32),
         terminated=tf.TensorSpec(rows, tf.bool),
         truncated=tf.TensorSpec(rows, tf.bool),
         valid=tf.TensorSpec(rows, tf.bool),
         behaviour_log_prob=tf.TensorSpec(rows, tf.float32),
-        final_observation=(
-            tf.TensorSpec((*rows, *shape), dtype) if spec.separate_final_observation else ()
-        ),
+        final_observation=observation(*rows) if spec.separate_final_observation else (),
         weights_version=tf.TensorSpec((), tf.int64),
         actor_id=tf.TensorSpec((), tf.int64),
         sequence=tf.TensorSpec((), tf.int64),

@@ -19,7 +19,7 @@ class Unroll(NamedTuple):
     environment resets within the step: there it is `final_observation[t]`.
 
     Attributes:
-      observation: [T+1, E, ...], the environment's dtype (float64 becomes float32). Row T is the
+      observation: nest of [T+1, E, ...], of the dtypes in the environment's spec. Row T is the
         bootstrap observation and row 0 of the same environments' next unroll.
       action: [T, E] int64, counted from 0 (the environment's own `start` is added when acting).
       reward: [T, E] float32, as the environment gave it.
@@ -28,8 +28,8 @@ class Unroll(NamedTuple):
       valid: [T, E] bool, False on the reset transition of a NEXT_STEP vector environment, whose
         action was ignored. Such rows enter no loss and no count.
       behaviour_log_prob: [T, E] float32, log mu(action | observation) when acting.
-      final_observation: [T, E, ...] like observation, meaningful where an episode ended. It is
-        the empty tuple for NEXT_STEP environments, which show it as `observation[t + 1]`.
+      final_observation: nest of [T, E, ...] like observation, meaningful where an episode ended. It
+        is the empty tuple for NEXT_STEP environments, which show it as `observation[t + 1]`.
       weights_version: [] int64, version of the behaviour policy's weights.
       actor_id: [] int64.
       sequence: [] int64, position among the items that this actor wrote, from 0.

@@ -28,7 +28,7 @@ class IMPALABuilder(Builder[IMPALAConfig]):
         super().__init__(config, spec, envs_per_actor)
         self._item_envs = item_envs(envs_per_actor, config.batch_size)
         self._items_per_batch = config.batch_size // self._item_envs
-        self._network = MLP(spec.observation.shape, spec.action.num_values, config.hidden_sizes)
+        self._network = MLP(spec.observation, spec.action.num_values, config.hidden_sizes)
 
     def make_queue(self, port: int | None = None) -> Queue:
         """See `Builder.make_queue`."""

@@ -115,7 +115,7 @@ class IMPALALearner(Learner):
         length = batch.action.shape[0]
         logits, values = self._evaluate(batch.observation)
         next_values = values[1:]
-        if not isinstance(batch.final_observation, tuple):
+        if tf.nest.flatten(batch.final_observation):
             _, final_values = self._evaluate(batch.final_observation)
             next_values = tf.where(batch.truncated, final_values, next_values)
         return Transitions(
@@ -130,10 +130,12 @@ class IMPALALearner(Learner):
             behaviour_log_prob=batch.behaviour_log_prob,
         )
 
-    def _evaluate(self, observation: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Logits [T, B, A] and values [T, B] of observations [T, B, ...]."""
-        length, envs, *shape = observation.shape
-        flat = tf.reshape(observation, [length * envs, *shape])
+    def _evaluate(self, observation: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        """Logits [T, B, A] and values [T, B] of observations, a nest of [T, B, ...]."""
+        length, envs = tf.nest.flatten(observation)[0].shape[:2]
+        flat = tf.nest.map_structure(
+            lambda x: tf.reshape(x, [length * envs, *x.shape[2:]]), observation
+        )
         logits, values = self._network.policy_and_value(self._params, flat, tf)
         return tf.reshape(logits, [length, envs, -1]), tf.reshape(values, [length, envs])
 

@@ -28,12 +28,12 @@ class Network(Protocol):
         """Draws initial parameters, float32, in the order of `shapes`."""
 
     def policy(self, params: Sequence[Any], observation: Any, xp: ModuleType) -> Any:
-        """Logits [N, A] float32 of the action distribution for observations [N, ...]."""
+        """Logits [N, A] float32 of the action distribution for observations, a nest of [N, ...]."""
 
     def policy_and_value(
         self, params: Sequence[Any], observation: Any, xp: ModuleType
     ) -> tuple[Any, Any]:
-        """Logits [N, A] and values [N], float32, for observations [N, ...]."""
+        """Logits [N, A] and values [N], float32, for observations, a nest of [N, ...]."""
 
 
 def flatten(params: Sequence[Array]) -> Array:

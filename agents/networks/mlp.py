@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from headrace.agents.networks.base import Shape
+from headrace.agents.spaces import encode, encoded_size
 from headrace.agents.types import Array
 
 
@@ -17,22 +18,22 @@ from headrace.agents.types import Array
 class MLP:
     """ReLU layers shared by a linear policy head and a linear value head.
 
-    Observations are flattened; uint8 ones are scaled to [0, 1].
+    Observations are made flat by `spaces.encode`.
 
     Attributes:
-      observation_shape: shape of one observation.
+      observation_spec: nest of the specs of one observation.
       num_actions: A.
       hidden_sizes: units of each shared layer.
     """
 
-    observation_shape: Shape
+    observation_spec: Any
     num_actions: int
     hidden_sizes: Sequence[int]
 
     @property
     def shapes(self) -> list[Shape]:
         """Kernel and bias of each shared layer, then of the policy head, then of the value head."""
-        widths = [math.prod(self.observation_shape), *self.hidden_sizes]
+        widths = [encoded_size(self.observation_spec), *self.hidden_sizes]
         layers = [*itertools.pairwise(widths)]
         layers += [(widths[-1], self.num_actions), (widths[-1], 1)]
         return [shape for rows, columns in layers for shape in ((rows, columns), (columns,))]
@@ -65,18 +66,10 @@ class MLP:
         return logits, value[:, 0]
 
     def _torso(self, params: Sequence[Any], observation: Any, xp: ModuleType) -> Any:
-        x = xp.reshape(observation, (-1, math.prod(self.observation_shape)))
-        if x.dtype == xp.uint8:
-            x = _to_float32(x, xp) * np.float32(1 / 255)
-        elif x.dtype != xp.float32:
-            x = _to_float32(x, xp)
+        x = encode(observation, self.observation_spec, xp)
         for kernel, bias in zip(params[:-4:2], params[1:-4:2], strict=True):
             x = xp.maximum(xp.matmul(x, kernel) + bias, np.float32(0))
         return x
-
-
-def _to_float32(x: Any, xp: ModuleType) -> Any:
-    return x.astype(np.float32) if xp is np else xp.cast(x, xp.float32)
 
 
 def _orthogonal(shape: Shape, rng: np.random.Generator) -> Array:

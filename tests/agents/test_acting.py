@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from acme import specs
 
 from headrace.agents.acting import CategoricalPolicy
 from headrace.agents.networks import MLP, flatten
@@ -103,7 +104,7 @@ def test_logits_that_are_not_finite_are_an_error(bad):
 
 
 def test_observation_that_is_not_finite_is_named():
-    network = MLP((2,), 2, (4,))
+    network = MLP(specs.Array((2,), np.float32), 2, (4,))
     policy = CategoricalPolicy(network, 0)
     policy.set_weights(Weights(0, flatten(network.init(np.random.default_rng(0)))))
     with pytest.raises(FloatingPointError, match="the environment gave an observation"):
@@ -117,7 +118,7 @@ def test_no_weights_no_action():
 
 def test_actions_belong_to_their_rows():
     """Each environment's action comes from its own observation."""
-    network = MLP((2,), 2, (4,))
+    network = MLP(specs.Array((2,), np.float32), 2, (4,))
     params = [np.zeros(shape, np.float32) for shape in network.shapes]
     params[0][:, :2] = np.eye(2)
     params[2][:2] = 50 * np.eye(2)

@@ -53,7 +53,11 @@ def test_discrete_with_start_is_counted_from_zero():
 @pytest.mark.parametrize(
     ("spaces", "words"),
     [
-        ({"observation_space": gym.spaces.Discrete(3)}, "observation space must be a Box"),
+        ({"observation_space": gym.spaces.Text(3)}, "observation space must be made of Box"),
+        (
+            {"observation_space": gym.spaces.Dict(a=gym.spaces.Sequence(gym.spaces.Discrete(2)))},
+            "but has Sequence",
+        ),
         ({"action_space": gym.spaces.Box(-1, 1, (2,))}, "action space must be Discrete"),
         ({"action_space": gym.spaces.MultiBinary(2)}, "action space must be Discrete"),
     ],

@@ -5,12 +5,13 @@ import itertools
 import numpy as np
 import pytest
 import tensorflow as tf
+from acme import specs
 
 from headrace.agents.networks import MLP, flatten, unflatten
 
 
 def make(shape=(4,), actions=3, hidden=(8, 6)):
-    return MLP(shape, actions, hidden)
+    return MLP(specs.Array(shape, np.float32), actions, hidden)
 
 
 def random_params(network, seed=0):

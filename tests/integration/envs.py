@@ -56,5 +56,35 @@ class Slow(CartPoleEnv):
         return super().step(action)
 
 
-for env in (Slow, Raises, Exits, RaisesAtReset, Hangs):
+class Cue(gym.Env):
+    """Pays for the action that one part of the observation names; episodes of ten steps."""
+
+    def __init__(self):
+        self.observation_space = gym.spaces.Dict(
+            noise=gym.spaces.Box(-1, 1, (3,)),
+            signs=gym.spaces.Tuple(
+                (gym.spaces.Discrete(4, start=1), gym.spaces.MultiBinary(2)),
+            ),
+        )
+        self.action_space = gym.spaces.Discrete(4)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        if seed is not None:
+            self.observation_space.seed(seed)
+        self._steps = 0
+        return self._observe(), {}
+
+    def step(self, action):
+        reward = float(action == self._cue - 1)
+        self._steps += 1
+        return self._observe(), reward, self._steps == 10, False, {}
+
+    def _observe(self):
+        observation = self.observation_space.sample()
+        self._cue = int(observation["signs"][0])
+        return observation
+
+
+for env in (Cue, Slow, Raises, Exits, RaisesAtReset, Hangs):
     gym.register(f"{env.__name__}-v0", env, max_episode_steps=500)

@@ -208,3 +208,11 @@ def test_learns_cartpole(start, seed):
     policy.set_weights(load_weights(run.run_dir / "weights.npz"))
     episodes = evaluate(policy, environments.make(20, seed=10_000), episodes_per_env=1)
     assert np.mean([episode.episode_return for episode in episodes]) >= 475
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_learns_from_a_part_of_a_nested_observation(start, seed):
+    budget = ["--max-env-steps", "300000", "--target-return", "9"]
+    run = start("--env", "envs:Cue-v0", "--learning-rate", "2e-3", *budget, "--seed", str(seed))
+    assert run.wait() == 0

@@ -43,7 +43,6 @@ def run_cli(*arguments):
         (["--env", "../envs/mine:Mine-v0"], ["--env", "../envs/mine", "dotted name"]),
         (["--env", "no_such_module:Env-v0"], ["--env", "no_such_module"]),
         (["--env", "Pendulum-v1"], ["--env", "Pendulum-v1", "action space must be Discrete"]),
-        (["--env", "Blackjack-v1"], ["--env", "observation space must be a Box"]),
         (["--batch-size", "33"], ["--batch-size", "33", "envs_per_actor = 16"]),
         (["--actors", "0"], ["--actors", "0", "at least 1"]),
         (["--envs-per-actor", "-3"], ["--envs-per-actor", "-3"]),

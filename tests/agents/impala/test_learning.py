@@ -60,7 +60,7 @@ def make_learner(batches, **settings):
 
 def gradients_at(flat, items, config):
     """Clipped gradients of the loss at given weights, and their norm before that."""
-    network = MLP((3,), ACTIONS, config.hidden_sizes)
+    network = MLP(SPEC.observation, ACTIONS, config.hidden_sizes)
     learner = IMPALALearner(config, network, unflatten(flat, network.shapes), reader=None)
     with tf.GradientTape() as tape:
         loss, _ = impala_loss(learner._forward(merge_items(items)), config)
