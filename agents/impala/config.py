@@ -33,6 +33,9 @@ class IMPALAConfig:
     """Units of each hidden layer."""
     discount: float = 0.99
     """Discount factor per env step, gamma."""
+    reward_clip: Literal["none", "sign", "range"] = "none"
+    """Before rewards are scaled: sign makes them -1, 0 or 1; range cuts them to [-1, 1]. Reported
+    returns are not clipped."""
     reward_scale: float = 1.0
     """Factor on rewards in the loss, best such that returns are of the order of 10. Reported
     returns are not scaled."""
@@ -91,6 +94,8 @@ class IMPALAConfig:
             len(self.hidden_sizes) > 0 and min(self.hidden_sizes) >= 1,
             "must name at least one layer, each of 1 unit or more",
         )
+        clips = ("none", "sign", "range")
+        _check(self, "reward_clip", self.reward_clip in clips, "none, sign or range")
         _check(self, "loss_reduction", self.loss_reduction in ("mean", "sum"), "mean or sum")
         _check(self, "optimizer", self.optimizer in ("adam", "rmsprop"), "adam or rmsprop")
 

@@ -85,7 +85,7 @@ def _vtrace(x: Transitions, log_rhos: tf.Tensor, config: IMPALAConfig) -> VTrace
     return vtrace(
         log_rhos=log_rhos,
         discounts=config.discount * tf.cast(~x.terminated, tf.float32),
-        rewards=config.reward_scale * x.reward,
+        rewards=config.reward_scale * _clip_rewards(x.reward, config.reward_clip),
         values=tf.stop_gradient(x.values),
         next_values=tf.stop_gradient(x.next_values),
         ends=x.terminated | x.truncated,
@@ -95,6 +95,14 @@ def _vtrace(x: Transitions, log_rhos: tf.Tensor, config: IMPALAConfig) -> VTrace
         pg_rho_bar=config.pg_rho_bar,
         lambda_=config.trace_decay,
     )
+
+
+def _clip_rewards(rewards: tf.Tensor, clip: str) -> tf.Tensor:
+    if clip == "sign":
+        return tf.sign(rewards)
+    if clip == "range":
+        return tf.clip_by_value(rewards, -1.0, 1.0)
+    return rewards
 
 
 def _without_invalid(x: Transitions) -> Transitions:

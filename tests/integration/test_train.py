@@ -42,9 +42,9 @@ def test_run_without_a_target_uses_up_its_budget(start):
     assert steps * 64 * 0.8 < summary["env_steps_trained"] < steps * 64
 
     # The behaviour policy is the newest: every actor fetches again and again.
-    assert summary["weight_publishes"] > steps / 3
-    assert summary["weight_fetches"] > steps / 4
-    assert 0 < summary["policy_lag_mean"] < 10
+    assert steps / 10 < summary["weight_publishes"] <= steps + 1
+    assert summary["weight_fetches"] > steps / 10
+    assert 0 < summary["policy_lag_mean"] < 20
     assert summary["policy_lag_max"] >= summary["policy_lag_mean"]
     assert summary["episodes"] > 100
     assert summary["wall_time_s"] > summary["train_time_s"] > 0
@@ -82,7 +82,7 @@ def test_output_without_a_terminal_is_plain_lines(start):
     assert "\x1b" not in run.stdout()
     assert run.stderr() == ""
     assert run.summary()["stop_reason"] == "time_limit"
-    assert 18 <= run.summary()["wall_time_s"] < 20
+    assert 18 <= run.summary()["wall_time_s"] < 25
 
 
 def test_output_on_a_terminal_is_live_and_free_of_chatter(tmp_path):

@@ -19,6 +19,7 @@ WRONG = {
     "hidden_sizes": [(), (64, 0), (-1,)],
     "discount": [-0.1, 1.01, math.nan],
     "reward_scale": [-1.0, math.inf, math.nan],
+    "reward_clip": ["signs"],
     "rho_bar": [0.0, -1.0, math.inf, math.nan],
     "c_bar": [-0.1, 1.1, math.nan],
     "pg_rho_bar": [0.0, math.inf, math.nan],

@@ -18,7 +18,15 @@ CONFIGS = [
     IMPALAConfig(loss_reduction="sum", baseline_cost=0.25, entropy_cost=0.3),
     IMPALAConfig(discount=0.9, reward_scale=0.1, trace_decay=0.7, entropy_cost=0.0),
     IMPALAConfig(rho_bar=2.0, c_bar=0.5, pg_rho_bar=1.5),
+    IMPALAConfig(reward_clip="sign", reward_scale=0.5),
+    IMPALAConfig(reward_clip="range", reward_scale=2.0),
 ]
+
+CLIPS = {
+    "none": lambda reward: reward,
+    "sign": np.sign,
+    "range": lambda reward: np.minimum(np.maximum(reward, -1), 1),
+}
 
 
 def make_transitions(seed=0):
@@ -38,7 +46,7 @@ def make_transitions(seed=0):
         values=values[:-1],
         next_values=values[1:],
         action=rng.integers(0, ACTIONS, shape),
-        reward=rng.standard_normal(shape),
+        reward=2 * rng.standard_normal(shape) * (rng.random(shape) < 0.8),
         terminated=terminated,
         truncated=truncated,
         valid=valid,
@@ -57,7 +65,7 @@ def returns_of(x, config):
         Case(
             log_rhos=log_pi - x.behaviour_log_prob,
             discounts=config.discount * (1.0 - x.terminated),
-            rewards=config.reward_scale * x.reward,
+            rewards=config.reward_scale * CLIPS[config.reward_clip](x.reward),
             values=x.values,
             next_values=x.next_values,
             ends=x.terminated | x.truncated,
@@ -235,6 +243,7 @@ def test_every_coefficient_matters():
     for name, value in {
         "discount": 0.5,
         "reward_scale": 2.0,
+        "reward_clip": "sign",
         "rho_bar": 3.0,
         "c_bar": 0.2,
         "pg_rho_bar": 3.0,
