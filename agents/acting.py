@@ -184,9 +184,14 @@ def _zeros(spec: Any, rows: tuple[int, ...]) -> Any:
 
 
 def _get(nest: Any, t: int) -> Any:
+    if isinstance(nest, np.ndarray):
+        return nest[t]
     return tree.map_structure(lambda x: x[t], nest)
 
 
 def _put(nest: Any, t: int, row: Any) -> None:
+    if isinstance(nest, np.ndarray):
+        nest[t] = row
+        return
     for x, part in zip(tree.flatten(nest), tree.flatten(row), strict=True):
         x[t] = part

@@ -5,6 +5,7 @@ of `acme.specs`: an `Array` holds numbers; a `BoundedArray` of integers holds ca
 element counted from 0 to its maximum.
 """
 
+import math
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
@@ -62,11 +63,17 @@ class ObservationReader:
 
     def __call__(self, observation: Any) -> Any:
         """Reads an observation; where nothing has to change, arrays are passed on, not copied."""
+        if isinstance(self._spec, specs.Array):  # Walking through a nest costs as much as acting.
+            return _read_leaf(observation, *self._leaves[0])
         parts = [
-            np.asarray(part if start is None else part - start, dtype)
-            for part, (dtype, start) in zip(tree.flatten(observation), self._leaves, strict=True)
+            _read_leaf(part, *leaf)
+            for part, leaf in zip(tree.flatten(observation), self._leaves, strict=True)
         ]
         return tree.unflatten_as(self._spec, parts)
+
+
+def _read_leaf(x: Any, dtype: Any, start: Any) -> Array:
+    return np.asarray(x if start is None else x - start, dtype)
 
 
 def _starts(space: gym.Space[Any]) -> list[Any]:
@@ -98,25 +105,24 @@ def encode(observation: Any, spec: Any, xp: ModuleType) -> Any:
     Returns:
       [N, encoded_size(spec)] float32, the leaves side by side in the order of `tree.flatten`.
     """
+    if isinstance(spec, specs.Array):
+        return _encode_leaf(observation, spec, xp)
     leaves = zip(tree.flatten(observation), tree.flatten(spec), strict=True)
     parts = [_encode_leaf(part, leaf, xp) for part, leaf in leaves]
-    if len(parts) == 1:
-        return parts[0]
     return np.concatenate(parts, axis=1) if xp is np else xp.concat(parts, axis=1)
 
 
 def _sizes(spec: specs.Array) -> Sequence[int]:
     """Numbers in which each element of a leaf is encoded."""
-    count = int(np.prod(spec.shape))
     if not isinstance(spec, specs.BoundedArray):
-        return [1] * count
+        return [1] * math.prod(spec.shape)
     values = np.broadcast_to(spec.maximum, spec.shape).ravel() + 1
     return [1 if n <= 2 else int(n) for n in values]
 
 
 def _encode_leaf(x: Any, spec: specs.Array, xp: ModuleType) -> Any:
-    sizes = _sizes(spec)
-    x = xp.reshape(x, (-1, len(sizes)))
+    x = xp.reshape(x, (-1, math.prod(spec.shape)))
+    sizes = _sizes(spec) if isinstance(spec, specs.BoundedArray) else ()
     if sum(sizes) == len(sizes):
         if x.dtype == xp.uint8:
             return _to_float32(x, xp) * np.float32(1 / 255)
