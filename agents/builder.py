@@ -77,7 +77,11 @@ class Learner(acme.Learner):
 
     @abc.abstractmethod
     def weights(self) -> Weights:
-        """An immutable snapshot of the current weights."""
+        """An immutable snapshot of the current weights, which the actors get."""
+
+    def final_weights(self) -> Weights:
+        """What is kept of the run: the current weights, if the learner has none that are better."""
+        return self.weights()
 
     @abc.abstractmethod
     def metrics(self) -> dict[str, float]:

@@ -66,6 +66,9 @@ class IMPALAConfig:
     """Momentum of RMSProp."""
     max_gradient_norm: float = 0.5
     """Global norm to which gradients are clipped. The paper clips at 40, but sums its loss."""
+    average_steps: int = 30
+    """Learner steps over which the final weights are averaged, with weights that decay: one step
+    can undo for a moment what was learnt. 1 is no average. Actors get the newest weights."""
     jit_compile: bool = True
     """Compile the learner step with XLA: faster for MLPs, slower for convolutions on a CPU."""
 
@@ -77,6 +80,7 @@ class IMPALAConfig:
             "max_in_flight_items",
             "broadcast_interval",
             "update_period",
+            "average_steps",
         ):
             _check(self, name, getattr(self, name) >= 1, "must be at least 1")
         for name in ("learning_rate", "epsilon", "rho_bar", "pg_rho_bar", "max_gradient_norm"):

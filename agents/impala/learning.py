@@ -43,6 +43,7 @@ class IMPALALearner(Learner):
             self._update_step, autograph=False, jit_compile=config.jit_compile
         )
         self._flat = np.concatenate([np.asarray(p, np.float32).ravel() for p in params])
+        self._average = self._flat
         self._metric_names: list[str] = []
         self._recent: list[Array] = []
         self._waited = 0.0
@@ -68,11 +69,21 @@ class IMPALALearner(Learner):
         self._flat = flat.numpy()
         self._recent.append(values)
         self.steps += 1
+        share = 1 / min(self.steps, self._config.average_steps)
+        self._average = self._average + np.float32(share) * (self._flat - self._average)
         self.env_steps_trained += int(values[self._metric_names.index("env_steps_per_batch")])
 
     def weights(self) -> Weights:
         """See `Learner.weights`."""
         return Weights(self.steps, self._flat)
+
+    def final_weights(self) -> Weights:
+        """A running mean of the weights (Polyak and Juditsky 1992).
+
+        It is the plain mean of all steps until there are `average_steps`, then each step moves it
+        by 1 / average_steps towards the newest weights.
+        """
+        return Weights(self.steps, self._average)
 
     def metrics(self) -> dict[str, float]:
         """See `Learner.metrics`.

@@ -118,7 +118,7 @@ class Learner:
         except Stopped:
             pass  # The budget is not used up.
         finally:
-            save_weights(self._run_dir / WEIGHTS_FILE, learner.weights())
+            save_weights(self._run_dir / WEIGHTS_FILE, learner.final_weights())
         publisher.close(timeout_s=1.0)
         report()
         sender.close()

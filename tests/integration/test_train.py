@@ -207,10 +207,7 @@ def test_learns_cartpole(start, seed):
     policy = builder.make_policy(np.random.SeedSequence(0), greedy=True)
     policy.set_weights(load_weights(run.run_dir / "weights.npz"))
     episodes = evaluate(policy, environments.make(20, seed=10_000), episodes_per_env=1)
-    # The target is reached at a moment, by sampled actions: the greedy policy of the weights that
-    # training ends with has 500 in nearly every run, but 414 was seen. Weights that were not those
-    # of the learner would have about 10.
-    assert np.mean([episode.episode_return for episode in episodes]) >= 300
+    assert np.mean([episode.episode_return for episode in episodes]) >= 475
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ WRONG = {
     "max_in_flight_items": [0, -1],
     "broadcast_interval": [0, -1],
     "update_period": [0, -1],
+    "average_steps": [0, -1],
     "hidden_sizes": [(), (64, 0), (-1,)],
     "discount": [-0.1, 1.01, math.nan],
     "reward_scale": [-1.0, math.inf, math.nan],

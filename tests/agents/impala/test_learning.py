@@ -228,6 +228,31 @@ def test_weights_are_snapshots():
     np.testing.assert_array_equal(learner.get_variables([])[0], learner.weights().flat)
 
 
+def test_final_weights_are_a_running_mean():
+    learner = make_learner([make_items(seed) for seed in range(4)], average_steps=3)
+    np.testing.assert_array_equal(learner.final_weights().flat, learner.weights().flat)
+    steps = []
+    for _ in range(6):
+        learner.step()
+        steps.append(learner.weights().flat)
+    # By hand: the mean of the first three, then a third of the way to each.
+    expected = np.mean(steps[:3], axis=0)
+    for flat in steps[3:]:
+        expected = expected + (flat - expected) / 3
+    final = learner.final_weights()
+    np.testing.assert_allclose(final.flat, expected, rtol=1e-5, atol=1e-6)
+    assert final.flat.dtype == np.float32
+    assert final.version == 6
+    assert np.abs(final.flat - steps[-1]).max() > 1e-4
+
+
+def test_average_over_one_step_is_the_newest():
+    learner = make_learner([make_items()], average_steps=1)
+    for _ in range(3):
+        learner.step()
+        np.testing.assert_allclose(learner.final_weights().flat, learner.weights().flat, rtol=1e-6)
+
+
 def test_version_of_the_weights_is_that_of_their_step():
     """Weights of version n are what the variables were after n steps."""
     learner = make_learner([make_items()])
