@@ -10,7 +10,7 @@ from __future__ import annotations
 import abc
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
 import acme
 import numpy as np
@@ -61,6 +61,18 @@ def item_envs(envs_per_actor: int, batch_size: int) -> int:
     return math.gcd(envs_per_actor, batch_size)
 
 
+class LearnerStep(NamedTuple):
+    """What a learner step did, for the hook that runs after it.
+
+    Attributes:
+      metrics: of this step, by name, as in `Learner.metrics`.
+      counters: after this step, as of `Learner.counters`.
+    """
+
+    metrics: dict[str, float]
+    counters: dict[str, int]
+
+
 class Learner(acme.Learner):
     """Trains on batches from the queue.
 
@@ -82,6 +94,16 @@ class Learner(acme.Learner):
     def final_weights(self) -> Weights:
         """What is kept of the run: the current weights, if the learner has none that are better."""
         return self.weights()
+
+    @abc.abstractmethod
+    def counters(self) -> dict[str, int]:
+        """Totals since the start, in env steps unless named otherwise.
+
+        At least: `learner_steps`; `env_steps_trained`, once per pass and with what is replayed;
+        and of what was taken from the queue for the first time, `env_steps_received` in all,
+        `env_steps_consumed` that have had all their passes, `env_steps_in_hand` that have passes
+        left, and `env_steps_dropped` untrained. The first of these is the sum of the other three.
+        """
 
     @abc.abstractmethod
     def metrics(self) -> dict[str, float]:
@@ -137,3 +159,14 @@ class Builder(abc.ABC, Generic[ConfigT]):
     @abc.abstractmethod
     def make_learner(self, reader: UnrollReader, seed: np.random.SeedSequence) -> Learner:
         """The learner, with freshly initialised weights."""
+
+    def after_train_step(self, learner: Learner, step: LearnerStep) -> None:
+        """A hook that runs in the learner's process at the end of each learner step.
+
+        It may change the learner's state, before the step's weights are published. What it raises
+        is the learner's error. Does nothing unless overridden.
+
+        Args:
+          learner: from `make_learner`.
+          step: what the step did.
+        """

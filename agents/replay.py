@@ -11,7 +11,7 @@ import tensorflow as tf
 from reverb.platform import checkpointers_lib
 
 from headrace.agents.environments import EnvironmentSpec
-from headrace.agents.types import Stopped, Unroll
+from headrace.agents.types import Stopped, TrainBatch, Unroll
 
 QUEUE = "queue"
 """Name of the table."""
@@ -186,8 +186,8 @@ class UnrollReader:
         self._waker = threading.Thread(target=self._wake_at_stop, name="reader-stop", daemon=True)
         self._waker.start()
 
-    def next(self) -> Unroll:
-        """Waits for the next batch: tensors [items, T, E, ...].
+    def next(self) -> TrainBatch:
+        """Waits for the next batch, of tensors [items, T, E, ...].
 
         Raises:
           Stopped: before the batch was complete.
@@ -196,13 +196,13 @@ class UnrollReader:
         try:
             # The waker looks at the two in the opposite order, so none can miss the other.
             if not self._stop.is_set():
-                batch: Unroll = next(self._iterator).data
+                unrolls: Unroll = next(self._iterator).data
         finally:
             self._reading = False
         if self._stop.is_set():
             raise Stopped
         self.batches += 1
-        return batch
+        return TrainBatch(unrolls, np.zeros(self._items, bool))
 
     def close(self, timeout_s: float) -> None:
         """Waits until the queue has stopped, after the stop event was set.

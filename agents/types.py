@@ -48,6 +48,18 @@ class Unroll(NamedTuple):
     sequence: Any
 
 
+class TrainBatch(NamedTuple):
+    """What the learner takes one step on.
+
+    Attributes:
+      unrolls: an `Unroll` of queue items, each field [items, ...].
+      replayed: [items] bool, the item came from the replay table, so it was in a batch before.
+    """
+
+    unrolls: Unroll
+    replayed: Any
+
+
 class Weights(NamedTuple):
     """An immutable snapshot of a network's parameters.
 

@@ -44,7 +44,7 @@ PRESETS = {
         dataclasses.replace(
             _CARTPOLE,
             batch_size=256,
-            queue_size=1,
+            learner_queue_size=1,
             max_in_flight_items=1,
             learning_rate=1e-3,
             epsilon=1e-3,

@@ -34,7 +34,7 @@ class IMPALABuilder(Builder[IMPALAConfig]):
         """See `Builder.make_queue`."""
         from headrace.agents import replay
 
-        max_items = self.config.queue_size * self._items_per_batch
+        max_items = self.config.learner_queue_size * self._items_per_batch
         return replay.Queue(self._signature(), max_items, port)
 
     def make_writer(self, address: str, stop: threading.Event) -> UnrollWriter:
@@ -60,7 +60,9 @@ class IMPALABuilder(Builder[IMPALAConfig]):
         from headrace.agents.impala import learning
 
         params = self._network.init(np.random.default_rng(seed))
-        return learning.IMPALALearner(self.config, self._network, params, reader)
+        return learning.IMPALALearner(
+            self.config, self._network, params, reader, self.after_train_step
+        )
 
     def _signature(self) -> Unroll:
         from headrace.agents import replay

@@ -4,6 +4,7 @@ import dataclasses
 import math
 from typing import Literal
 
+from headrace.agents.schedules import Points, check_points
 from headrace.agents.types import ConfigError
 
 
@@ -19,7 +20,7 @@ class IMPALAConfig:
     """T, env steps per environment in one unroll."""
     batch_size: int = 32
     """B, unrolls in one train batch. Must divide or be a multiple of the environments per actor."""
-    queue_size: int = 2
+    learner_queue_size: int = 2
     """Train batches that the queue holds, beside the one that is on its way to the learner; a full
     queue blocks the actors. More is staler."""
     max_in_flight_items: int = 2
@@ -28,6 +29,20 @@ class IMPALAConfig:
     """Learner steps between two publications of weights."""
     update_period: int = 1
     """Unrolls that an actor makes between two fetches of weights."""
+
+    max_policy_lag: int | None = None
+    """Most learner steps between acting on an unroll and its arrival at the learner, anew or from
+    the replay table; None: no limit. Passes after the first come on top."""
+    too_old: Literal["drop", "train"] = "drop"
+    """What is done with unrolls beyond max_policy_lag. They are counted either way."""
+    num_sgd_iter: int = 1
+    """Learner steps on each train batch. All count in the env steps trained."""
+    minibatch_buffer_size: int = 1
+    """Train batches that the learner holds to take steps on in turn. More than 1 is of use if
+    num_sgd_iter is too."""
+    warm_start_passes: bool = False
+    """Take one step on the first train batch, two on the second, up to num_sgd_iter, so that the
+    batches held are not all replaced at once."""
 
     hidden_sizes: tuple[int, ...] = (64, 64)
     """Units of each hidden layer."""
@@ -39,18 +54,25 @@ class IMPALAConfig:
     reward_scale: float = 1.0
     """Factor on rewards in the loss, best such that returns are of the order of 10. Reported
     returns are not scaled."""
-    rho_bar: float = 1.0
-    """Clip of the importance weights in the value target."""
+    vtrace: bool = True
+    """Correct for the policy lag with V-trace. Else the loss is that of A3C, with advantages from
+    generalised advantage estimation, and the clips below are not used."""
+    rho_bar: float | None = 1.0
+    """Clip of the importance weights in the value target; None: no clip."""
     c_bar: float = 1.0
     """Clip of the importance weights in the trace; at most rho_bar."""
-    pg_rho_bar: float = 1.0
-    """Clip of the importance weights in the policy gradient."""
+    pg_rho_bar: float | None = 1.0
+    """Clip of the importance weights in the policy gradient; None: no clip."""
     trace_decay: float = 1.0
-    """Lambda of V-trace: 1 is the full trace, 0 one-step targets."""
+    """Lambda of V-trace and of generalised advantage estimation: 1 is the full trace, 0 one-step
+    targets."""
     baseline_cost: float = 0.5
     """Weight of the value loss, 0.5 (vs - V)^2."""
     entropy_cost: float = 0.01
     """Weight of the entropy bonus."""
+    entropy_cost_schedule: Points = ()
+    """Weight of the entropy bonus as env steps trained and value, in pairs: 0 0.01 1000000 0.
+    Linear between them. Replaces entropy_cost."""
     loss_reduction: Literal["mean", "sum"] = "mean"
     """Over the steps of a batch. The paper sums, so its gradients grow with the batch."""
 
@@ -58,14 +80,22 @@ class IMPALAConfig:
     """Optimiser."""
     learning_rate: float = 6e-4
     """Step size of the optimiser."""
+    learning_rate_schedule: Points = ()
+    """Step size as env steps trained and value, in pairs: 0 6e-4 1000000 0. Linear between them.
+    Replaces learning_rate."""
+    separate_value_optimizer: bool = False
+    """Minimise the value loss with an Adam of its own, whose gradients are clipped on their own."""
+    value_learning_rate: float = 5e-4
+    """Step size of the separate value optimiser."""
     epsilon: float = 1e-5
     """Added to the optimiser's divisor: outside the root for adam, inside for rmsprop."""
     rmsprop_decay: float = 0.99
     """Decay of RMSProp's mean square."""
     rmsprop_momentum: float = 0.0
     """Momentum of RMSProp."""
-    max_gradient_norm: float = 0.5
-    """Global norm to which gradients are clipped. The paper clips at 40, but sums its loss."""
+    max_gradient_norm: float | None = 0.5
+    """Global norm to which gradients are clipped; None: no clip. The paper clips at 40, but sums
+    its loss."""
     average_steps: int = 30
     """Learner steps over which the final weights are averaged, with weights that decay: one step
     can undo for a moment what was learnt. 1 is no average. Actors get the newest weights."""
@@ -76,22 +106,36 @@ class IMPALAConfig:
         for name in (
             "unroll_length",
             "batch_size",
-            "queue_size",
+            "learner_queue_size",
             "max_in_flight_items",
             "broadcast_interval",
             "update_period",
+            "num_sgd_iter",
+            "minibatch_buffer_size",
             "average_steps",
         ):
             _check(self, name, getattr(self, name) >= 1, "must be at least 1")
-        for name in ("learning_rate", "epsilon", "rho_bar", "pg_rho_bar", "max_gradient_norm"):
+        for name in ("max_policy_lag",):
+            value = getattr(self, name)
+            _check(self, name, value is None or value >= 0, "must be 0 or more, or None")
+        _check(self, "too_old", self.too_old in ("drop", "train"), "drop or train")
+        for name in ("learning_rate", "value_learning_rate", "epsilon"):
             _check(self, name, 0 < getattr(self, name) < math.inf, "must be finite and above 0")
+        for name in ("rho_bar", "pg_rho_bar", "max_gradient_norm"):
+            value = getattr(self, name)
+            holds = value is None or 0 < value < math.inf
+            _check(self, name, holds, "must be finite and above 0, or None for no clip")
         for name in ("baseline_cost", "entropy_cost", "reward_scale"):
             _check(self, name, 0 <= getattr(self, name) < math.inf, "must be finite, 0 or more")
         for name in ("discount", "trace_decay"):
             _check(self, name, 0 <= getattr(self, name) <= 1, "must lie in [0, 1]")
         for name in ("rmsprop_decay", "rmsprop_momentum"):
             _check(self, name, 0 <= getattr(self, name) < 1, "must lie in [0, 1)")
-        _check(self, "c_bar", 0 <= self.c_bar <= self.rho_bar, "must lie in [0, rho_bar]")
+        _check(self, "c_bar", 0 <= self.c_bar < math.inf, "must be finite, 0 or more")
+        if self.rho_bar is not None:
+            _check(self, "c_bar", self.c_bar <= self.rho_bar, "must lie in [0, rho_bar]")
+        for name in ("learning_rate_schedule", "entropy_cost_schedule"):
+            check_points(name, getattr(self, name))
         _check(
             self,
             "hidden_sizes",

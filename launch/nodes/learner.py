@@ -91,8 +91,7 @@ class Learner:
         totals: dict[str, Any] = {}
 
         def report() -> None:
-            totals["learner_steps"] = learner.steps
-            totals["env_steps_trained"] = learner.env_steps_trained
+            totals.update(learner.counters())
             totals["weight_publishes"] = publisher.publishes
             totals["reported_at"] = time.time()
             metrics = learner.metrics()

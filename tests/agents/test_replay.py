@@ -89,7 +89,7 @@ def test_starving_reader_loses_nothing_and_keeps_the_order(make_pipe):
         pipe.writer.flush()
 
     in_thread(write)
-    got = np.concatenate([pipe.reader.next().reward.numpy()[:, 0, 0] for _ in range(15)])
+    got = np.concatenate([pipe.reader.next().unrolls.reward.numpy()[:, 0, 0] for _ in range(15)])
     np.testing.assert_array_equal(got, np.arange(60))
     assert pipe.reader.waiting() == 0
 
@@ -107,7 +107,7 @@ def test_fast_writer_loses_nothing_and_keeps_the_order(make_pipe):
         pipe.writer.flush()
 
     in_thread(write)
-    batches = [pipe.reader.next() for _ in range(100)]
+    batches = [pipe.reader.next().unrolls for _ in range(100)]
     for field in ("weights_version", "sequence"):
         values = np.concatenate([getattr(batch, field).numpy() for batch in batches])
         np.testing.assert_array_equal(values, np.arange(200))
@@ -134,7 +134,7 @@ def test_full_queue_blocks_the_writer_without_spinning(make_pipe):
     assert len(written) == 6
     assert pipe.queue.inserted == 4
     assert (time.process_time() - cpu) / (time.monotonic() - wall) < 0.2
-    got = [int(pipe.reader.next().weights_version[0]) for _ in range(12)]
+    got = [int(pipe.reader.next().unrolls.weights_version[0]) for _ in range(12)]
     assert got == list(range(12))
     thread.join(10)
     assert not thread.is_alive()
@@ -211,7 +211,7 @@ def test_block_is_split_into_items(make_pipe):
     block = make_block(0, envs=3 * ENVS)
     block.reward[:] = np.arange(3 * ENVS)
     pipe.writer.write(block)
-    got = [pipe.reader.next() for _ in range(3)]
+    got = [pipe.reader.next().unrolls for _ in range(3)]
     np.testing.assert_array_equal(
         np.concatenate([x.reward.numpy()[0, 0] for x in got]), range(3 * ENVS)
     )

@@ -129,7 +129,7 @@ def test_learner_sees_the_policy_that_acted(name, mode):
     learner = builder.make_learner(reader, np.random.SeedSequence(0))
     params = builder._network.init(np.random.default_rng(0))
     params[-4] *= 100  # the policy head's kernel: far from the uniform policy of the start
-    for variable, param in zip(learner._params, params, strict=True):
+    for variable, param in zip(learner.variables, params, strict=True):
         variable.assign(param)
     policy = CategoricalPolicy(builder._network, 0)
     policy.set_weights(Weights(0, flatten(params)))
@@ -139,7 +139,7 @@ def test_learner_sees_the_policy_that_acted(name, mode):
         block, _ = collector.collect(0)
         finals.append(tree.map_structure(np.copy, block.final_observation))
         writer.write(block)
-    batch = merge_items(reader.next())
+    batch = merge_items(reader.next().unrolls)
     forward = learner._forward(batch)
     log_probs = tf.gather(tf.nn.log_softmax(forward.logits), batch.action, batch_dims=2)
     valid = batch.valid.numpy()

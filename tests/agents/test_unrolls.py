@@ -178,7 +178,7 @@ def test_batches_hold_each_step_once_in_order(mode, batch_size):
     """Through a real queue, with blocks as large as, larger and smaller than a batch."""
     unrolls = 24
     environment, singles = make_environment(mode)
-    config = IMPALAConfig(unroll_length=LENGTH, batch_size=batch_size, queue_size=3)
+    config = IMPALAConfig(unroll_length=LENGTH, batch_size=batch_size, learner_queue_size=3)
     builder = IMPALABuilder(config, environment.spec, ENVS)
     collector = UnrollCollector(environment, CyclingPolicy(), LENGTH, 0, threading.Event())
     stop = threading.Event()
@@ -199,7 +199,7 @@ def test_batches_hold_each_step_once_in_order(mode, batch_size):
     thread.start()
     batches = []
     for _ in range(unrolls * ENVS // batch_size):
-        items = reader.next()
+        items = reader.next().unrolls
         batch = merge_items(items)
         assert batch.action.shape == (LENGTH, batch_size)
         batches.append((items, Unroll(*(_numpy(x) for x in batch))))

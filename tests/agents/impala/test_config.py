@@ -9,13 +9,23 @@ from headrace.agents.builder import item_envs
 from headrace.agents.impala import IMPALAConfig
 from headrace.agents.types import ConfigError
 
+BAD_POINTS = [((0, 1.0), (0, 2.0)), ((5, 1.0), (4, 1.0)), ((-1, 1.0),), ((0, -1.0),)]
+BAD_POINTS += [((0, math.nan),), ((0, math.inf),)]
+
 WRONG = {
     "unroll_length": [0, -1],
     "batch_size": [0, -1],
-    "queue_size": [0, -1],
+    "learner_queue_size": [0, -1],
     "max_in_flight_items": [0, -1],
     "broadcast_interval": [0, -1],
     "update_period": [0, -1],
+    "num_sgd_iter": [0, -1],
+    "minibatch_buffer_size": [0, -1],
+    "max_policy_lag": [-1],
+    "too_old": ["keep"],
+    "learning_rate_schedule": BAD_POINTS,
+    "entropy_cost_schedule": BAD_POINTS,
+    "value_learning_rate": [0.0, math.nan],
     "average_steps": [0, -1],
     "hidden_sizes": [(), (64, 0), (-1,)],
     "discount": [-0.1, 1.01, math.nan],
@@ -46,7 +56,7 @@ def test_wrong_value_is_named(name, value):
 
 
 def test_every_setting_is_checked():
-    free = {"jit_compile"}
+    free = {"jit_compile", "vtrace", "separate_value_optimizer", "warm_start_passes"}
     assert set(WRONG) | free == {field.name for field in dataclasses.fields(IMPALAConfig)}
 
 

@@ -1,5 +1,6 @@
 """The learner: the optimisers against NumPy, its counters, its metrics and its weights."""
 
+import dataclasses
 import threading
 import time
 
@@ -13,7 +14,8 @@ from headrace.agents.impala import IMPALABuilder, IMPALAConfig
 from headrace.agents.impala.learning import IMPALALearner, merge_items
 from headrace.agents.impala.losses import impala_loss
 from headrace.agents.networks import MLP, flatten, unflatten
-from headrace.agents.types import Unroll
+from headrace.agents.optimizers import make_rmsprop
+from headrace.agents.types import TrainBatch, Unroll
 
 LENGTH, ENVS, ACTIONS = 5, 4, 2
 SPEC = EnvironmentSpec(
@@ -22,7 +24,7 @@ SPEC = EnvironmentSpec(
 
 
 class ListReader:
-    """Hands out given batches, over and over."""
+    """Hands out given batches, over and over. Plain unrolls are none that were replayed."""
 
     def __init__(self, batches):
         self._batches = batches
@@ -30,7 +32,12 @@ class ListReader:
 
     def next(self):
         self.batches += 1
-        return self._batches[(self.batches - 1) % len(self._batches)]
+        batch = self._batches[(self.batches - 1) % len(self._batches)]
+        return batch if isinstance(batch, TrainBatch) else fresh(batch)
+
+
+def fresh(items):
+    return TrainBatch(items, np.zeros(items.sequence.shape, bool))
 
 
 def make_items(seed=0, version=0, items=2, invalid=0.2):
@@ -52,21 +59,25 @@ def make_items(seed=0, version=0, items=2, invalid=0.2):
     return tf.nest.map_structure(tf.constant, numbers)
 
 
-def make_learner(batches, **settings):
+def make_learner(batches, make_builder=IMPALABuilder, **settings):
     config = IMPALAConfig(unroll_length=LENGTH, batch_size=2 * ENVS, **settings)
-    builder = IMPALABuilder(config, SPEC, ENVS)
+    builder = make_builder(config, SPEC, ENVS)
     return builder.make_learner(ListReader(batches), np.random.SeedSequence(0))
 
 
-def gradients_at(flat, items, config):
+def gradients_at(flat, items, config, part=lambda losses: losses.policy + losses.value):
     """Clipped gradients of the loss at given weights, and their norm before that."""
     network = MLP(SPEC.observation, ACTIONS, config.hidden_sizes)
     learner = IMPALALearner(config, network, unflatten(flat, network.shapes), reader=None)
     with tf.GradientTape() as tape:
-        loss, _ = impala_loss(learner._forward(merge_items(items)), config)
-    gradient = flatten([g.numpy() for g in tape.gradient(loss, learner._params)])
+        transitions = learner._forward(merge_items(items))
+        loss = part(impala_loss(transitions, config, config.entropy_cost))
+    zero = tf.UnconnectedGradients.ZERO
+    gradients = tape.gradient(loss, learner.variables, unconnected_gradients=zero)
+    gradient = flatten([g.numpy() for g in gradients])
     norm = np.sqrt((gradient.astype(np.float64) ** 2).sum())
-    return gradient * min(1.0, config.max_gradient_norm / norm), norm
+    scale = 1.0 if config.max_gradient_norm is None else min(1.0, config.max_gradient_norm / norm)
+    return gradient * scale, norm
 
 
 def adam(config):
@@ -85,8 +96,8 @@ def adam(config):
 
 
 def rmsprop(config):
-    """Tieleman and Hinton 2012, with epsilon inside the root as in TensorFlow 1 and the paper."""
-    state = {"square": 0.0, "momentum": 0.0}
+    """As in TensorFlow 1: epsilon inside the root, and a mean square that starts at 1."""
+    state = {"square": 1.0, "momentum": 0.0}
 
     def apply(flat, gradient):
         decay = config.rmsprop_decay
@@ -118,7 +129,9 @@ def test_optimiser(reference, settings):
         np.testing.assert_allclose(
             learner.weights().flat, apply(before, gradient), rtol=1e-4, atol=1e-6
         )
-        np.testing.assert_allclose(learner.metrics()["gradient_norm"], norm, rtol=1e-4)
+        metrics = learner.metrics()
+        np.testing.assert_allclose(metrics["grad_gnorm_unclipped"], norm, rtol=1e-4)
+        np.testing.assert_allclose(metrics["grad_gnorm"], min(norm, 0.5), rtol=1e-4)
 
 
 def test_gradients_are_clipped_to_the_global_norm():
@@ -127,7 +140,7 @@ def test_gradients_are_clipped_to_the_global_norm():
     learner = make_learner([make_items()], max_gradient_norm=0.125, **settings)
     before = learner.weights().flat
     learner.step()
-    assert learner.metrics()["gradient_norm"] > 0.125
+    assert learner.metrics()["grad_gnorm_unclipped"] > 0.125
     assert np.linalg.norm(learner.weights().flat - before) == pytest.approx(0.125, rel=1e-4)
 
 
@@ -169,7 +182,16 @@ def test_counters_count_valid_steps():
         assert (learner.steps, learner.env_steps_trained) == (n, sum(valid[:n]))
         assert learner.weights().version == n
         learner.step()
-    assert learner.metrics()["env_steps_per_batch"] == pytest.approx(np.mean(valid))
+    assert learner.counters() == {
+        "learner_steps": 3,
+        "env_steps_trained": sum(valid),
+        "env_steps_received": sum(valid),
+        "env_steps_replayed": 0,
+        "env_steps_consumed": sum(valid),
+        "env_steps_too_old": 0,
+        "env_steps_dropped": 0,
+        "env_steps_in_hand": 0,
+    }
 
 
 def test_time_is_that_of_all_steps():
@@ -208,12 +230,12 @@ def test_metrics_are_those_since_the_last_call():
     losses = []
     for _ in range(2):
         learner.step()
-        losses.append(learner.metrics()["loss"])
+        losses.append(learner.metrics()["total_loss"])
     assert learner.metrics() == {}
     both = make_learner([make_items(seed) for seed in range(2)])
     both.step()
     both.step()
-    assert both.metrics()["loss"] == pytest.approx(np.mean(losses), rel=1e-4)
+    assert both.metrics()["total_loss"] == pytest.approx(np.mean(losses), rel=1e-4)
 
 
 def test_weights_are_snapshots():
@@ -260,7 +282,7 @@ def test_version_of_the_weights_is_that_of_their_step():
         learner.step()
         weights = learner.weights()
         assert weights.version == learner.steps
-        variables = flatten([p.numpy() for p in learner._params])
+        variables = flatten([p.numpy() for p in learner.variables])
         np.testing.assert_array_equal(weights.flat, variables)
 
 
@@ -269,9 +291,201 @@ def test_step_that_leaves_the_finite_numbers_is_an_error():
     bad = items._replace(reward=items.reward * np.nan)
     learner = make_learner([items, bad])
     learner.step()
-    with pytest.raises(FloatingPointError, match=r"learner step 1 .*'loss': nan"):
+    with pytest.raises(FloatingPointError, match=r"learner step 1 .*'total_loss': nan"):
         learner.step()
     assert np.isfinite(learner.weights().flat).all()
+
+
+def test_gradients_are_not_clipped_without_a_norm():
+    settings = {"optimizer": "rmsprop", "epsilon": 1e4, "learning_rate": 1e2, "baseline_cost": 50}
+    learner = make_learner([make_items()], max_gradient_norm=None, **settings)
+    before = learner.weights().flat
+    learner.step()
+    metrics = learner.metrics()
+    assert metrics["grad_gnorm"] == metrics["grad_gnorm_unclipped"] > 1.0
+    assert np.linalg.norm(learner.weights().flat - before) == pytest.approx(
+        metrics["grad_gnorm"], rel=1e-3
+    )
+
+
+def test_rmsprop_is_that_of_tensorflow_1():
+    start, settings = np.float32([1.0, -2.0]), (1e-2, 0.9, 0.5, 0.1)
+    ours, theirs = tf.Variable(start), tf.Variable(start)
+    learning_rate, decay, momentum, epsilon = settings
+    optimizer = make_rmsprop([ours], epsilon, decay, momentum)
+    optimizer.learning_rate.assign(learning_rate)
+    reference = tf.compat.v1.train.RMSPropOptimizer(*settings)
+    for gradient in ([0.3, -5.0], [-0.1, 2.0], [1.0, 1.0]):
+        optimizer.apply([tf.constant(gradient)], [ours])
+        reference.apply_gradients([(tf.constant(gradient), theirs)])
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+
+
+def test_separate_value_optimiser():
+    """Two Adams, one for each part of the loss, clipped apart."""
+    batches = [make_items(seed) for seed in range(3)]
+    learner = make_learner(
+        batches,
+        separate_value_optimizer=True,
+        learning_rate=1e-3,
+        value_learning_rate=3e-3,
+        max_gradient_norm=0.05,
+    )
+    config = learner._config
+    apply = adam(config)
+    apply_value = adam(dataclasses.replace(config, learning_rate=config.value_learning_rate))
+    for items in batches:
+        before = learner.weights().flat
+        policy, norm = gradients_at(before, items, config, lambda losses: losses.policy)
+        value, value_norm = gradients_at(before, items, config, lambda losses: losses.value)
+        learner.step()
+        expected = apply_value(apply(before.astype(np.float64), policy), value)
+        np.testing.assert_allclose(learner.weights().flat, expected, rtol=1e-4, atol=1e-6)
+        metrics = learner.metrics()
+        assert metrics["grad_gnorm_unclipped"] == pytest.approx(norm, rel=1e-4)
+        assert metrics["grad_gnorm_vf_unclipped"] == pytest.approx(value_norm, rel=1e-4)
+
+
+def test_schedules_are_exact_at_every_learner_step():
+    items = make_items(invalid=0.0)
+    steps = 2 * LENGTH * ENVS  # Of one batch: 40.
+    learner = make_learner(
+        [items],
+        learning_rate_schedule=((40, 1e-3), (120, 2e-3), (160, 0.0)),
+        entropy_cost_schedule=((0, 0.5), (80, 0.25)),
+    )
+    rates, costs = [], []
+    for n in range(6):
+        assert learner.env_steps_trained == n * steps
+        before = learner.weights().flat
+        learner.step()
+        metrics = learner.metrics()
+        rates.append(metrics["cur_lr"])
+        costs.append(metrics["entropy_coeff"])
+    np.testing.assert_allclose(rates, [1e-3, 1e-3, 1.5e-3, 2e-3, 0.0, 0.0], rtol=1e-6)
+    np.testing.assert_allclose(costs, [0.5, 0.375, 0.25, 0.25, 0.25, 0.25], rtol=1e-6)
+    # A rate of 0 is in force, not just shown.
+    np.testing.assert_array_equal(learner.weights().flat, before)
+
+
+def test_scheduled_entropy_cost_is_that_of_the_loss():
+    constant = make_learner([make_items()], entropy_cost=0.3)
+    scheduled = make_learner([make_items()], entropy_cost_schedule=((0, 0.3), (10**6, 0.3)))
+    for learner in (constant, scheduled):
+        learner.step()
+    np.testing.assert_array_equal(constant.weights().flat, scheduled.weights().flat)
+
+
+def test_each_pass_is_a_learner_step_and_counts():
+    batches = [make_items(seed) for seed in range(4)]
+    learner = make_learner(batches, minibatch_buffer_size=2, num_sgd_iter=2)
+    a, b, c, d = (int(items.valid.numpy().sum()) for items in batches)
+    seen = []
+    for _ in range(7):
+        before = learner.counters()
+        learner.step()
+        after = learner.counters()
+        seen.append(after["env_steps_trained"] - before["env_steps_trained"])
+        assert after["env_steps_received"] == (
+            after["env_steps_consumed"] + after["env_steps_in_hand"]
+        )
+    assert seen == [a, b, a, b, c, d, c]
+    assert learner.counters() | {"env_steps_replayed": 0} == {
+        "learner_steps": 7,
+        "env_steps_trained": 2 * (a + b + c) + d,
+        "env_steps_received": a + b + c + d,
+        "env_steps_replayed": 0,
+        "env_steps_consumed": a + b + c,
+        "env_steps_too_old": 0,
+        "env_steps_dropped": 0,
+        "env_steps_in_hand": d,
+    }
+
+
+def test_unrolls_that_are_too_old_are_dropped_and_counted():
+    """At step 3, versions 1 and 0: a lag of 2 is within the limit, one of 3 is not."""
+    fine = [make_items(seed, version=seed) for seed in range(3)]
+    old = make_items(3, version=(1, 0))
+    older = make_items(4, version=(0, 0))
+    learner = make_learner([*fine, older, old], max_policy_lag=2)
+    alone = make_learner([*fine, half_valid(old)])
+    for _ in range(4):
+        learner.step()
+        alone.step()
+    np.testing.assert_array_equal(learner.weights().flat, alone.weights().flat)
+    counters = learner.counters()
+    dropped = older.valid.numpy().sum() + old.valid.numpy()[1].sum()
+    assert counters["env_steps_dropped"] == counters["env_steps_too_old"] == dropped
+    assert counters["env_steps_trained"] == alone.env_steps_trained
+    assert counters["env_steps_received"] == counters["env_steps_consumed"] + dropped
+
+
+def half_valid(items):
+    valid = items.valid.numpy().copy()
+    valid[1] = False
+    return items._replace(valid=tf.constant(valid))
+
+
+def test_unrolls_that_are_too_old_may_be_trained_on():
+    batches = [make_items(seed) for seed in range(3)]
+    learner = make_learner(batches, max_policy_lag=1, too_old="train")
+    plain = make_learner(batches)
+    for _ in range(3):
+        learner.step()
+        plain.step()
+    np.testing.assert_array_equal(learner.weights().flat, plain.weights().flat)
+    counters = learner.counters()
+    assert counters["env_steps_too_old"] == batches[2].valid.numpy().sum()
+    assert counters["env_steps_dropped"] == 0
+
+
+def test_replayed_items_are_counted_apart():
+    items = make_items(version=(3, 1))
+    learner = make_learner([TrainBatch(items, np.array([False, True]))])
+    learner.steps = 4
+    learner.step()
+    first, second = items.valid.numpy().sum(axis=(1, 2))
+    counters = learner.counters()
+    assert counters["env_steps_received"] == counters["env_steps_consumed"] == first
+    assert counters["env_steps_replayed"] == second
+    assert counters["env_steps_trained"] == first + second
+    metrics = learner.metrics()
+    assert (metrics["policy_lag_mean"], metrics["policy_lag_max"]) == (2, 3)
+    assert (metrics["replay_age_mean"], metrics["replay_age_max"]) == (3, 3)
+
+
+class HookBuilder(IMPALABuilder):
+    """Notes what the hook is given, and sets all weights to the number of steps."""
+
+    seen = ()
+
+    def after_train_step(self, learner, step):
+        if step.counters["learner_steps"] == 3:
+            raise ArithmeticError("the hook's own")
+        self.seen = (*self.seen, step)
+        learner.set_weights(np.full_like(learner.weights().flat, learner.steps))
+
+
+def test_hook_runs_after_each_step_and_may_change_the_learner():
+    builders = []
+
+    def make_builder(*args):
+        builders.append(HookBuilder(*args))
+        return builders[0]
+
+    learner = make_learner([make_items()], make_builder, average_steps=1)
+    for n in (1, 2):
+        learner.step()
+        step = builders[0].seen[-1]
+        assert len(builders[0].seen) == n
+        assert step.counters == learner.counters()
+        assert step.counters["learner_steps"] == n
+        assert np.isfinite(step.metrics["total_loss"])
+        assert (learner.weights().flat == n).all()
+        assert all((v.numpy() == n).all() for v in learner.variables)
+        np.testing.assert_allclose(learner.final_weights().flat, n)
+    with pytest.raises(ArithmeticError, match="the hook's own"):
+        learner.step()
 
 
 def test_items_are_merged_side_by_side():
@@ -298,7 +512,7 @@ def test_a12_learns_which_action_pays_on_which_observation():
         def next(self):
             items = make_items(seed=int(self.rng.integers(1 << 30)), invalid=0.0)
             observation = items.observation.numpy()
-            network, params = learner._network, [p.numpy() for p in learner._params]
+            network, params = learner._network, [p.numpy() for p in learner.variables]
             logits = network.policy(params, observation[:, :-1].reshape(-1, 3), np)
             probs = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
             flat = (self.rng.random(len(probs)) > probs[:, 0]).astype(np.int64)
@@ -306,11 +520,13 @@ def test_a12_learns_which_action_pays_on_which_observation():
             reward = (action == (observation[:, :-1, :, 0] > 0)).astype(np.float32)
             self.rewards.append(reward.mean())
             log_prob = np.log(probs[np.arange(len(flat)), flat]).reshape(action.shape)
-            return items._replace(
-                action=tf.constant(action),
-                reward=tf.constant(reward),
-                terminated=tf.ones_like(items.terminated),
-                behaviour_log_prob=tf.constant(log_prob, tf.float32),
+            return fresh(
+                items._replace(
+                    action=tf.constant(action),
+                    reward=tf.constant(reward),
+                    terminated=tf.ones_like(items.terminated),
+                    behaviour_log_prob=tf.constant(log_prob, tf.float32),
+                )
             )
 
     learner = make_learner([], learning_rate=1e-2)

@@ -20,6 +20,9 @@ CONFIGS = [
     IMPALAConfig(rho_bar=2.0, c_bar=0.5, pg_rho_bar=1.5),
     IMPALAConfig(reward_clip="sign", reward_scale=0.5),
     IMPALAConfig(reward_clip="range", reward_scale=2.0),
+    IMPALAConfig(rho_bar=None, pg_rho_bar=None),
+    IMPALAConfig(vtrace=False, trace_decay=0.8),
+    IMPALAConfig(vtrace=False),
 ]
 
 CLIPS = {
@@ -59,7 +62,27 @@ def log_softmax(logits):
     return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
 
 
+def gae(x, config):
+    """Value targets and advantages, summed up term by term (arXiv:1506.02438, equation 16)."""
+    advantages = np.zeros(x.reward.shape)
+    reward = config.reward_scale * CLIPS[config.reward_clip](x.reward)
+    for t, b in np.argwhere(x.valid):
+        factor = 1.0
+        for k in range(t, LENGTH):
+            if not x.valid[k, b]:
+                break
+            next_value = 0.0 if x.terminated[k, b] else x.next_values[k, b]
+            delta = reward[k, b] + config.discount * next_value - x.values[k, b]
+            advantages[t, b] += factor * delta
+            if x.terminated[k, b] or x.truncated[k, b]:
+                break
+            factor *= config.discount * config.trace_decay
+    return x.values + advantages, advantages
+
+
 def returns_of(x, config):
+    if not config.vtrace:
+        return gae(x, config)
     log_pi = np.take_along_axis(log_softmax(x.logits), x.action[..., None], -1)[..., 0]
     return vtrace_oracle.oracle(
         Case(
@@ -104,8 +127,9 @@ def loss_and_gradients(x, config):
     watched = inputs.logits, inputs.values, inputs.next_values
     with tf.GradientTape() as tape:
         tape.watch(watched)
-        loss, metrics = impala_loss(inputs, config)
-    return loss.numpy(), tape.gradient(loss, watched), metrics
+        losses = impala_loss(inputs, config, config.entropy_cost)
+        loss = losses.policy + losses.value
+    return loss.numpy(), tape.gradient(loss, watched), losses.metrics
 
 
 @pytest.mark.parametrize("config", CONFIGS)
@@ -117,15 +141,18 @@ def test_loss_and_metrics(config, seed):
     mean = total / x.valid.sum()
     expected = mean[0] if config.loss_reduction == "mean" else total[0]
     np.testing.assert_allclose(loss, expected, rtol=2e-5, atol=1e-6)
-    for name, value in zip(
-        ("policy_gradient_loss", "baseline_loss", "entropy"), mean[1:], strict=True
-    ):
+    for name, value in zip(("policy_loss", "vf_loss", "entropy"), mean[1:], strict=True):
         np.testing.assert_allclose(metrics[name], value, rtol=2e-5, atol=1e-6)
-    np.testing.assert_allclose(metrics["value"], x.values[x.valid].mean(), rtol=1e-5)
+    np.testing.assert_allclose(metrics["vf_mean"], x.values[x.valid].mean(), rtol=1e-5)
     log_pi = np.take_along_axis(log_softmax(x.logits), x.action[..., None], -1)[..., 0]
     rho = np.exp(log_pi - x.behaviour_log_prob)[x.valid]
-    np.testing.assert_allclose(metrics["rho"], rho.mean(), rtol=1e-5)
-    np.testing.assert_allclose(metrics["rho_clipped"], (rho > config.rho_bar).mean(), rtol=1e-5)
+    np.testing.assert_allclose(metrics["rho_mean"], rho.mean(), rtol=1e-5)
+    np.testing.assert_allclose(metrics["rho_max"], rho.max(), rtol=1e-5)
+    clipped = (rho > (config.rho_bar or np.inf)).mean()
+    np.testing.assert_allclose(metrics["rho_clipped"], clipped, rtol=1e-5)
+    vs = returns_of(x, config)[0][x.valid]
+    explained = max(-1.0, 1 - (vs - x.values[x.valid]).var() / vs.var())
+    np.testing.assert_allclose(metrics["vf_explained_var"], explained, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(
         metrics["behaviour_kl"], (rho - 1 - np.log(rho)).mean(), rtol=1e-4, atol=1e-6
     )
@@ -231,10 +258,19 @@ def test_extreme_log_probabilities_leave_everything_finite(scale, behaviour):
     x = make_transitions(2)
     x = x._replace(logits=scale * x.logits, behaviour_log_prob=np.full((LENGTH, BATCH), behaviour))
     for config in CONFIGS:
+        if config.pg_rho_bar is None and scale == 1e30:
+            continue  # An advantage of e^20 times a log-probability of 1e30 is no float32.
         loss, gradients, metrics = loss_and_gradients(x, config)
         assert np.isfinite(loss)
         assert all(np.isfinite(g).all() for g in gradients[:2])
         assert all(np.isfinite(m) for m in metrics.values()), metrics
+
+
+def test_constant_targets_have_no_variance_to_explain():
+    x = make_transitions(5)
+    zeros = np.zeros_like(x.reward)
+    x = x._replace(reward=zeros, values=zeros, next_values=zeros)
+    assert loss_and_gradients(x, IMPALAConfig())[2]["vf_explained_var"] == 0
 
 
 def test_every_coefficient_matters():
@@ -251,6 +287,7 @@ def test_every_coefficient_matters():
         "baseline_cost": 1.0,
         "entropy_cost": 1.0,
         "loss_reduction": "sum",
+        "vtrace": False,
     }.items():
         changed = dataclasses.replace(IMPALAConfig(), **{name: value})
         assert loss_and_gradients(x, changed)[0] != base, name
