@@ -146,11 +146,11 @@ class Builder(abc.ABC, Generic[ConfigT]):
 
     @abc.abstractmethod
     def make_writer(self, address: str, stop: threading.Event) -> UnrollWriter:
-        """An actor's way into the queue; its waits end with `stop`."""
+        """An actor's way into the queue; the waits of its writes end with `stop`."""
 
     @abc.abstractmethod
     def make_reader(self, queue: Queue, stop: threading.Event) -> UnrollReader:
-        """The learner's way out of its queue; its waits end with `stop`."""
+        """The learner's way out of its queue; its waits for a batch end with `stop`."""
 
     @abc.abstractmethod
     def make_policy(self, seed: np.random.SeedSequence, *, greedy: bool = False) -> Policy:

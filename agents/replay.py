@@ -1,8 +1,15 @@
-"""The learner's in-queue: a Reverb FIFO table of unrolls, its writers and its reader."""
+"""The learner's in-queue: a Reverb FIFO table of unrolls, its writers and its reader.
+
+Beside it may stand a replay table, from which unrolls are mixed in that were trained on before.
+"""
 
 import contextlib
+import math
 import os
+import sys
 import threading
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,11 +20,22 @@ from reverb.platform import checkpointers_lib
 from headrace.agents.environments import EnvironmentSpec
 from headrace.agents.types import Stopped, TrainBatch, Unroll
 
-QUEUE = "queue"
-"""Name of the table."""
+QUEUE, REPLAY = "queue", "replay"
+"""Names of the tables."""
+
+NOBODY = -1
+"""Actor id of a blank item, whose rows are all invalid."""
 
 _POLL_MS = 200
 """Longest wait, in ms, before a blocked writer looks at its stop event."""
+
+_LOOK_MS = 20
+_TIMEOUT_POLL_S = 1.0
+_DRAIN_POLL_S = 0.01
+_STOP_S = 0.5
+
+_LAST = 1
+"""Sequence number of the blank items after which nothing follows."""
 
 
 def unroll_signature(spec: EnvironmentSpec, unroll_length: int, envs: int) -> Unroll:
@@ -51,40 +69,55 @@ class Queue:
       signature: tensor specs of one item.
       max_items: items that the table holds.
       port: to serve on; None picks one.
+      replay_slots: newest items that the replay table holds; 0 is no such table. It blocks no one.
     """
 
-    def __init__(self, signature: Unroll, max_items: int, port: int | None = None) -> None:
+    def __init__(
+        self, signature: Unroll, max_items: int, port: int | None = None, replay_slots: int = 0
+    ) -> None:
         self._table = reverb.Table.queue(QUEUE, max_items, signature=signature)
+        tables = [self._table]
+        if replay_slots:
+            tables.append(
+                reverb.Table(
+                    REPLAY,
+                    sampler=reverb.selectors.Uniform(),
+                    remover=reverb.selectors.Fifo(),
+                    max_size=replay_slots,
+                    rate_limiter=reverb.rate_limiters.MinSize(1),
+                    signature=signature,
+                )
+            )
         # Reverb would make a temporary folder for checkpoints and leave it behind. This queue is
         # never saved: unrolls of a past run are no longer on-policy.
         nowhere = checkpointers_lib.DefaultCheckpointer(os.path.join(os.devnull, QUEUE))
-        self._server = reverb.Server([self._table], port, nowhere)
-        self._inserted: int | None = None
+        self._server = reverb.Server(tables, port, nowhere)
+        self._tables = tuple(table.name for table in tables)
         self.signature = signature
         self.address = f"localhost:{self._server.port}"
 
     @property
     def inserted(self) -> int:
-        """Items that the table has taken in since the start, until the first blank."""
-        if self._inserted is not None:
-            return self._inserted
+        """Items that the FIFO table has taken in since the start, blank ones included."""
         return int(self._table.info.rate_limiter_info.insert_stats.completed)
 
-    def put_blanks(self, items: int) -> None:
-        """Adds items of zeros, as far as there is room, so that a waiting reader wakes up."""
-        self._inserted = self.inserted
+    def put_blanks(self, items: int, sequence: int = 0) -> None:
+        """Adds blank items, as far as there is room, so that a waiting reader wakes up."""
         writer = reverb.Client(self.address).trajectory_writer(num_keep_alive_refs=1)
-        blank = tf.nest.map_structure(lambda s: np.zeros(s.shape, s.dtype.name), self.signature)
+        zeros = tf.nest.map_structure(lambda s: np.zeros(s.shape, s.dtype.name), self.signature)
+        blank = zeros._replace(actor_id=np.int64(NOBODY), sequence=np.int64(sequence))
         for _ in range(items):
             writer.append(blank)
-            _create_item(writer)
+            _create_items(writer, self._tables)
         with contextlib.suppress(reverb.errors.DeadlineExceededError):
             writer.flush(timeout_ms=_POLL_MS)
         writer.close()
 
     def stop(self) -> None:
         """Stops the server; waits up to 5 s for writers to hang up."""
-        self._server.stop()
+        # Those that have not by then are cut off.
+        with contextlib.suppress(reverb.errors.DeadlineExceededError, RuntimeError):
+            self._server.stop()
 
 
 class UnrollWriter:
@@ -96,16 +129,26 @@ class UnrollWriter:
       address: `host:port` of the queue's server, which must be up.
       envs: environments per item; a block holds one or more items.
       max_in_flight_items: items that may be written and not yet be confirmed by the server.
-      stop: ends every wait.
+      stop: ends every wait of `write`.
+      replay: write to the replay table as well.
     """
 
     def __init__(
-        self, address: str, envs: int, max_in_flight_items: int, stop: threading.Event
+        self,
+        address: str,
+        envs: int,
+        max_in_flight_items: int,
+        stop: threading.Event,
+        *,
+        replay: bool = False,
     ) -> None:
         self._writer = reverb.Client(address).trajectory_writer(num_keep_alive_refs=1)
         self._envs = envs
         self._max_in_flight_items = max_in_flight_items
         self._stop = stop
+        # The queue first: what it has, the replay table is about to have.
+        self._tables = (QUEUE, REPLAY) if replay else (QUEUE,)
+        self._unconfirmed_env_steps: list[int] = []
         self.sequence = 0
         """Number of the next item."""
 
@@ -115,42 +158,57 @@ class UnrollWriter:
         The block's arrays may be reused at once.
 
         Raises:
-          Stopped: while the queue was full; the last items may be lost.
+          Stopped: while the queue was full.
         """
         for first in range(0, block.action.shape[1], self._envs):
             part = slice(first, first + self._envs)
             item = tf.nest.map_structure(lambda x, p=part: x[:, p] if x.ndim else x, block)
             self._writer.append(item._replace(sequence=np.int64(self.sequence)))
-            _create_item(self._writer)
+            _create_items(self._writer, self._tables)
+            self._unconfirmed_env_steps.append(int(np.count_nonzero(item.valid)))
             self.sequence += 1
-        self._wait_for_confirmation(self._max_in_flight_items)
+        while not self._stop.is_set():
+            if self._confirmed(self._max_in_flight_items, _POLL_MS):
+                del self._unconfirmed_env_steps[: -self._max_in_flight_items]
+                return
+        raise Stopped
 
-    def flush(self) -> None:
-        """Waits until every item is confirmed.
+    def flush(self, timeout_s: float) -> int:
+        """Waits until every item is confirmed, whether stopped or not.
 
-        Raises:
-          Stopped: before that.
+        Returns:
+          Env steps of the items that are not, since that took longer than `timeout_s`. With a
+          replay table these are an upper bound.
         """
-        self._wait_for_confirmation(0)
+        if self._confirmed(0, math.ceil(1000 * timeout_s)):
+            return 0
+        in_flight, written = 1, self._unconfirmed_env_steps
+        while in_flight < len(written) and not self._confirmed(in_flight, timeout_ms=_LOOK_MS):
+            in_flight += 1
+        return sum(written[-in_flight:])
 
     def close(self) -> None:
         """Drops what is not confirmed."""
         self._writer.close()
 
-    def _wait_for_confirmation(self, in_flight: int) -> None:
-        while not self._stop.is_set():
-            try:
-                self._writer.flush(in_flight, timeout_ms=_POLL_MS)
-            except reverb.errors.DeadlineExceededError:
-                continue
-            return
-        raise Stopped
+    def _confirmed(self, in_flight: int, timeout_ms: int) -> bool:
+        """Waits until so many items are unconfirmed; False if that takes longer.
+
+        Those of the replay table count too. It takes them in at once, but the server may read them
+        only after the one that the queue has no room for.
+        """
+        try:
+            self._writer.flush(in_flight, timeout_ms=timeout_ms)
+        except reverb.errors.DeadlineExceededError:
+            return False
+        return True
 
 
-def _create_item(writer: reverb.TrajectoryWriter) -> None:
-    """Makes the writer's last step an item of its own."""
+def _create_items(writer: reverb.TrajectoryWriter, tables: Sequence[str]) -> None:
+    """Makes the writer's last step an item of its own, in each of the tables."""
     trajectory = tf.nest.map_structure(lambda column: column[-1], writer.history)
-    writer.create_item(QUEUE, 1.0, trajectory)
+    for table in tables:
+        writer.create_item(table, 1.0, trajectory)
 
 
 class UnrollReader:
@@ -160,30 +218,39 @@ class UnrollReader:
     batch in hand.
 
     Args:
-      queue: what to read. Setting `stop` stops it too.
+      queue: what to read. `close` stops it.
       items_per_batch: items in a train batch.
-      stop: ends every wait.
+      stop: ends every wait of `next`.
+      replay_proportion: replayed items for each new one, on average, spread evenly. Above 0 the
+        queue must have a replay table.
+      timeout_s: longest wait for a batch; None is for ever.
+      fail_at_timeout: whether a longer wait is an error, or just counted and said on stderr.
     """
 
-    def __init__(self, queue: Queue, items_per_batch: int, stop: threading.Event) -> None:
+    def __init__(
+        self,
+        queue: Queue,
+        items_per_batch: int,
+        stop: threading.Event,
+        *,
+        replay_proportion: float = 0.0,
+        timeout_s: float | None = None,
+        fail_at_timeout: bool = False,
+    ) -> None:
         self._queue = queue
         self._items = items_per_batch
         self._stop = stop
-        self.batches = 0
-        """Batches handed out so far."""
-        # A wait without a time-out: a sampler that times out can drop the item that it has just
-        # taken from the table. What ends the wait is blank items.
-        dataset = reverb.TrajectoryDataset(
-            queue.address,
-            QUEUE,
-            dtypes=tf.nest.map_structure(lambda s: s.dtype, queue.signature),
-            shapes=tf.nest.map_structure(lambda s: s.shape, queue.signature),
-            max_in_flight_samples_per_worker=items_per_batch,
-            num_workers_per_iterator=1,
-        )
-        self._iterator = iter(dataset.batch(items_per_batch, drop_remainder=True))
-        self._reading = False
-        self._waker = threading.Thread(target=self._wake_at_stop, name="reader-stop", daemon=True)
+        self._timeout_s = timeout_s
+        self._fail_at_timeout = fail_at_timeout
+        self._read = 0
+        self._left_env_steps = 0
+        self.timeouts = 0
+        """Waits, or parts of one, of `timeout_s`."""
+        batches = self._mixed(replay_proportion) if replay_proportion else self._new()
+        self._iterator = iter(batches.batch(items_per_batch, drop_remainder=True))
+        self._waiting_since: float | None = None
+        self._timed_out = False
+        self._waker = threading.Thread(target=self._wake, name="reader-waker", daemon=True)
         self._waker.start()
 
     def next(self) -> TrainBatch:
@@ -191,35 +258,136 @@ class UnrollReader:
 
         Raises:
           Stopped: before the batch was complete.
+          TimeoutError: the wait took longer than `timeout_s`, and that is to be an error.
         """
-        self._reading = True
+        self._waiting_since = time.monotonic()
         try:
             # The waker looks at the two in the opposite order, so none can miss the other.
-            if not self._stop.is_set():
-                unrolls: Unroll = next(self._iterator).data
+            batch = None if self._ended() else self._take()
         finally:
-            self._reading = False
-        if self._stop.is_set():
-            raise Stopped
-        self.batches += 1
-        return TrainBatch(unrolls, np.zeros(self._items, bool))
-
-    def close(self, timeout_s: float) -> None:
-        """Waits until the queue has stopped, after the stop event was set.
-
-        Python must not end while a thread is inside Reverb: that aborts the process.
-        """
-        self._waker.join(timeout_s)
+            self._waiting_since = None
+        if batch is not None and not self._ended():
+            return batch
+        if batch is not None:
+            self._left_env_steps += _new_env_steps(batch)
+        if self._timed_out:
+            raise TimeoutError(f"no train batch for {self._timeout_s:g} s")
+        raise Stopped
 
     def waiting(self) -> float:
         """Train batches that the queue has taken in and `next` has not yet handed out."""
-        return self._queue.inserted / self._items - self.batches
+        return (self._queue.inserted - self._read) / self._items
 
-    def _wake_at_stop(self) -> None:
-        self._stop.wait()
-        # A batch ends the wait. One more keeps the sampler from waiting for the table, for which
-        # its destructor would wait in turn.
-        self._queue.put_blanks(2 * self._items)
-        while self._reading:
+    def close(self, closed: Callable[[], bool], timeout_s: float) -> int:
+        """Reads what is left in the queue, then stops it. To be called when `stop` is set.
+
+        Python must not end while a thread is inside Reverb: that aborts the process.
+
+        Args:
+          closed: whether all writers are. Until then they find room.
+          timeout_s: longest wait for them.
+
+        Returns:
+          Env steps that the queue had taken in and `next` has not handed out.
+        """
+        deadline = time.monotonic() + timeout_s
+        self._waker.join(timeout_s)
+        last = None
+        while last is None or not last.any():
+            if self._queue.inserted - self._read >= self._items:
+                batch = self._take()
+                self._left_env_steps += _new_env_steps(batch)
+                blank = batch.unrolls.actor_id.numpy() == NOBODY
+                last = blank & (batch.unrolls.sequence.numpy() == _LAST) & ~batch.replayed
+            elif closed() or time.monotonic() > deadline:
+                self._queue.put_blanks(self._items, _LAST)
+            else:
+                time.sleep(_DRAIN_POLL_S)
+        # Keeps the sampler from waiting for the table, for which its destructor would wait in turn.
+        self._queue.put_blanks(self._items)
+        stopping = threading.Thread(target=self._queue.stop, name="queue-stop", daemon=True)
+        stopping.start()
+        stopping.join(_STOP_S)
+        return self._left_env_steps
+
+    def _new(self) -> tf.data.Dataset:
+        return self._dataset(QUEUE, self._items).map(_plain(lambda item: (item.data, False)))
+
+    def _mixed(self, proportion: float) -> tf.data.Dataset:
+        """New and replayed items in turn, `proportion` of these for each of those.
+
+        Item i is replayed if the number of replayed ones due before i + 1 exceeds that before i, so
+        their number is never off by more than one.
+        """
+
+        def due(items: tf.Tensor) -> tf.Tensor:
+            return tf.floor(tf.cast(items, tf.float64) * proportion / (1.0 + proportion))
+
+        # More would be older when its turn comes.
+        in_flight = math.ceil(self._items * proportion / (1.0 + proportion))
+
+        def turn(item: tf.Tensor) -> tf.Tensor:
+            return tf.cast(due(item + 1) - due(item), tf.int64)
+
+        turns = tf.data.Dataset.range(2**53).map(_plain(turn))
+        replayed = self._dataset(REPLAY, in_flight).map(_plain(lambda item: (item.data, True)))
+        return tf.data.Dataset.choose_from_datasets([self._new(), replayed], turns)
+
+    def _dataset(self, table: str, in_flight: int) -> tf.data.Dataset:
+        # A wait without a time-out: a sampler that times out can drop the item that it has just
+        # taken from the table. What ends the wait is blank items.
+        return reverb.TrajectoryDataset(
+            self._queue.address,
+            table,
+            dtypes=tf.nest.map_structure(lambda s: s.dtype, self._queue.signature),
+            shapes=tf.nest.map_structure(lambda s: s.shape, self._queue.signature),
+            max_in_flight_samples_per_worker=in_flight,
+            num_workers_per_iterator=1,
+        )
+
+    def _take(self) -> TrainBatch:
+        unrolls, replayed = next(self._iterator)
+        batch = TrainBatch(unrolls, replayed.numpy())
+        self._read += self._items - np.count_nonzero(batch.replayed)
+        return batch
+
+    def _ended(self) -> bool:
+        return self._timed_out or self._stop.is_set()
+
+    def _wake(self) -> None:
+        """Looks at the time, and ends a wait with blank items when the run stops or it is too long.
+
+        While a wait goes on, `_waiting_since` is set.
+        """
+        noted_at = 0.0
+        while not self._stop.wait(None if self._timeout_s is None else self._time_left(noted_at)):
+            if self._waiting_since is not None and self._time_left(noted_at) <= 0.0:
+                noted_at = time.monotonic()
+                self.timeouts += 1
+                if self._fail_at_timeout:
+                    self._timed_out = True
+                    break
+                print(
+                    f"warning: no train batch for {self._timeout_s:g} s; {self.waiting():.2f} wait",
+                    file=sys.stderr,
+                    flush=True,
+                )
+        while self._waiting_since is not None:
             self._queue.put_blanks(self._items)
-        self._queue.stop()
+
+    def _time_left(self, noted_at: float) -> float:
+        """Seconds until the wait that goes on is too long, at most until the next look."""
+        assert self._timeout_s is not None
+        since, left = self._waiting_since, self._timeout_s
+        if since is not None:
+            left -= time.monotonic() - max(since, noted_at)
+        return max(0.0, min(left, _TIMEOUT_POLL_S))
+
+
+def _plain(function: Callable[..., Any]) -> Any:
+    """Keeps autograph away, which leaves a file behind where a process ends without ado."""
+    return tf.autograph.experimental.do_not_convert(function)
+
+
+def _new_env_steps(batch: TrainBatch) -> int:
+    return int(np.count_nonzero(batch.unrolls.valid.numpy()[~batch.replayed]))

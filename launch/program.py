@@ -14,6 +14,8 @@ from headrace.launch.nodes.variable_source import VariableSource
 
 LEARNER, ACTOR, VARIABLE_SOURCE, REPORTER = "learner", "actor", "variable_source", "reporter"
 
+_WRITERS_TIMEOUT_S = 0.5
+
 
 @dataclasses.dataclass(frozen=True)
 class ProgramConfig:
@@ -61,6 +63,7 @@ def make_program(
             run_dir=config.reporter.run_dir,
             variable_source=variable_source,
             reporter=reporter,
+            writers=bounded(reporter_node.create_handle(), _WRITERS_TIMEOUT_S),
         ),
         label=LEARNER,
     )

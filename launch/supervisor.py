@@ -32,7 +32,7 @@ from headrace.launch.program import ACTOR, LEARNER, REPORTER, VARIABLE_SOURCE
 STOP_ORDER = (ACTOR, LEARNER, VARIABLE_SOURCE, REPORTER)
 """Writers before the queue that they write to, and the reporter when all have reported."""
 
-_STOP_S = {ACTOR: 2.0, LEARNER: 3.0, VARIABLE_SOURCE: 2.0, REPORTER: 2.0}
+_STOP_S = {ACTOR: 2.0, LEARNER: 3.5, VARIABLE_SOURCE: 2.0, REPORTER: 2.0}
 """Seconds that a group may take to stop before it is killed: more than a node's own grace, and
 together below the 10 s promised."""
 

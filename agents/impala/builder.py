@@ -34,20 +34,37 @@ class IMPALABuilder(Builder[IMPALAConfig]):
         """See `Builder.make_queue`."""
         from headrace.agents import replay
 
-        max_items = self.config.learner_queue_size * self._items_per_batch
-        return replay.Queue(self._signature(), max_items, port)
+        config = self.config
+        max_items = config.learner_queue_size * self._items_per_batch
+        slots = config.replay_slots if config.replay_proportion else 0
+        return replay.Queue(self._signature(), max_items, port, slots)
 
     def make_writer(self, address: str, stop: threading.Event) -> UnrollWriter:
         """See `Builder.make_writer`."""
         from headrace.agents import replay
 
-        return replay.UnrollWriter(address, self._item_envs, self.config.max_in_flight_items, stop)
+        config = self.config
+        return replay.UnrollWriter(
+            address,
+            self._item_envs,
+            config.max_in_flight_items,
+            stop,
+            replay=config.replay_proportion > 0,
+        )
 
     def make_reader(self, queue: Queue, stop: threading.Event) -> UnrollReader:
         """See `Builder.make_reader`."""
         from headrace.agents import replay
 
-        return replay.UnrollReader(queue, self._items_per_batch, stop)
+        config = self.config
+        return replay.UnrollReader(
+            queue,
+            self._items_per_batch,
+            stop,
+            replay_proportion=config.replay_proportion,
+            timeout_s=config.learner_queue_timeout_s,
+            fail_at_timeout=config.learner_queue_timeout_action == "fail",
+        )
 
     def make_policy(
         self, seed: np.random.SeedSequence, *, greedy: bool = False

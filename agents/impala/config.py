@@ -23,6 +23,11 @@ class IMPALAConfig:
     learner_queue_size: int = 2
     """Train batches that the queue holds, beside the one that is on its way to the learner; a full
     queue blocks the actors. More is staler."""
+    learner_queue_timeout_s: float | None = 300.0
+    """Longest wait of the learner for a train batch; None: for ever."""
+    learner_queue_timeout_action: Literal["warn", "fail"] = "warn"
+    """What is done then: count it, say so in the learner's log and go on, or end the run with an
+    error."""
     max_in_flight_items: int = 2
     """Queue items that an actor may have written before the queue has confirmed them."""
     broadcast_interval: int = 1
@@ -30,6 +35,11 @@ class IMPALAConfig:
     update_period: int = 1
     """Unrolls that an actor makes between two fetches of weights."""
 
+    replay_proportion: float = 0.0
+    """Replayed queue items for each new one, on average; a train batch holds both. An item holds
+    the unrolls of one actor's environments, as far as they fit a batch."""
+    replay_slots: int = 0
+    """Newest queue items that the replay table holds, from which each is as likely as another."""
     max_policy_lag: int | None = None
     """Most learner steps between acting on an unroll and its arrival at the learner, anew or from
     the replay table; None: no limit. Passes after the first come on top."""
@@ -115,9 +125,21 @@ class IMPALAConfig:
             "average_steps",
         ):
             _check(self, name, getattr(self, name) >= 1, "must be at least 1")
-        for name in ("max_policy_lag",):
-            value = getattr(self, name)
-            _check(self, name, value is None or value >= 0, "must be 0 or more, or None")
+        _check(self, "replay_slots", self.replay_slots >= 0, "must be 0 or more")
+        lag, timeout = self.max_policy_lag, self.learner_queue_timeout_s
+        _check(self, "max_policy_lag", lag is None or lag >= 0, "must be 0 or more, or None")
+        _check(
+            self,
+            "learner_queue_timeout_s",
+            timeout is None or 0 < timeout < math.inf,
+            "must be finite and above 0 s, or None",
+        )
+        _check(
+            self,
+            "learner_queue_timeout_action",
+            self.learner_queue_timeout_action in ("warn", "fail"),
+            "warn or fail",
+        )
         _check(self, "too_old", self.too_old in ("drop", "train"), "drop or train")
         for name in ("learning_rate", "value_learning_rate", "epsilon"):
             _check(self, name, 0 < getattr(self, name) < math.inf, "must be finite and above 0")
@@ -125,7 +147,7 @@ class IMPALAConfig:
             value = getattr(self, name)
             holds = value is None or 0 < value < math.inf
             _check(self, name, holds, "must be finite and above 0, or None for no clip")
-        for name in ("baseline_cost", "entropy_cost", "reward_scale"):
+        for name in ("baseline_cost", "entropy_cost", "reward_scale", "replay_proportion"):
             _check(self, name, 0 <= getattr(self, name) < math.inf, "must be finite, 0 or more")
         for name in ("discount", "trace_decay"):
             _check(self, name, 0 <= getattr(self, name) <= 1, "must lie in [0, 1]")
@@ -142,6 +164,8 @@ class IMPALAConfig:
             len(self.hidden_sizes) > 0 and min(self.hidden_sizes) >= 1,
             "must name at least one layer, each of 1 unit or more",
         )
+        if self.replay_proportion:
+            _check(self, "replay_slots", self.replay_slots > 0, "must be above 0, to have replay")
         clips = ("none", "sign", "range")
         _check(self, "reward_clip", self.reward_clip in clips, "none, sign or range")
         _check(self, "loss_reduction", self.loss_reduction in ("mean", "sum"), "mean or sum")

@@ -14,6 +14,9 @@ from headrace.launch.nodes.reporting import ReportSender
 from headrace.launch.nodes.rpc import RemoteWeightsSource
 from headrace.launch.nodes.supervision import supervise
 
+_FLUSH_S = 1.0
+"""Longest wait at the end for the queue to take in what was written."""
+
 
 class Actor:
     """Steps its environments under the newest policy and writes unrolls to the queue.
@@ -54,10 +57,10 @@ class Actor:
         builder, config = self._builder, self._builder.config
         env_seed, policy_seed = actor_seeds(self._seed, self._actor_id, builder.envs_per_actor)
         with contextlib.ExitStack() as closing:
-            sender = ReportSender(self._reporter, f"actor_{self._actor_id}", stop)
-            closing.callback(sender.close)
             environment = self._environments.make(builder.envs_per_actor, env_seed)
             closing.callback(environment.close)
+            sender = ReportSender(self._reporter, f"actor_{self._actor_id}", stop)
+            closing.callback(sender.close)
             policy = builder.make_policy(policy_seed)
             collector = UnrollCollector(
                 environment, policy, config.unroll_length, self._actor_id, stop
@@ -69,16 +72,21 @@ class Actor:
             policy.set_weights(variables.wait_for_first(stop))
             writer = builder.make_writer(self._queue_address, stop)
             closing.callback(writer.close)
+            sender.post({"open_writers": 1})
             env_steps = 0
-            while not stop.is_set():
-                block, episodes = collector.collect(variables.version)
-                # Counted before it is written, as it may be trained on before `write` returns.
-                env_steps += int(np.count_nonzero(block.valid))
-                totals = {"env_steps_sampled": env_steps, "weight_fetches": variables.fetches}
-                sender.post(totals, episodes)
-                writer.write(block)
-                if weights := variables.poll():
-                    policy.set_weights(weights)
+            try:
+                while not stop.is_set():
+                    block, episodes = collector.collect(variables.version)
+                    # Counted before it is written, as it may be trained on before `write` returns.
+                    env_steps += int(np.count_nonzero(block.valid))
+                    totals = {"env_steps_sampled": env_steps, "weight_fetches": variables.fetches}
+                    sender.post(totals, episodes)
+                    writer.write(block)
+                    if weights := variables.poll():
+                        policy.set_weights(weights)
+            finally:
+                dropped = writer.flush(_FLUSH_S)
+                sender.post({"env_steps_dropped": dropped, "open_writers": 0})
 
 
 def actor_seeds(seed: int, actor_id: int, envs: int) -> tuple[int, np.random.SeedSequence]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import launchpad as lp
 import numpy as np
+from courier.python.client import StatusNotOk
 from launchpad import CourierClient
 from launchpad.nodes import base
 
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 WEIGHTS_FILE = "weights.npz"
 
 REPORT_PERIOD_S = 0.1
+
+_END_S = 1.0
+"""Longest wait for the reporter to end the run."""
 
 
 class Learner:
@@ -44,6 +48,7 @@ class Learner:
       queue_address: to serve the queue on.
       variable_source: takes the weights.
       reporter: takes the records.
+      writers: the reporter, too, with a short time-out: knows how many actors are still writing.
     """
 
     def __init__(
@@ -56,6 +61,7 @@ class Learner:
         queue_address: str,
         variable_source: CourierClient,
         reporter: CourierClient,
+        writers: CourierClient,
     ) -> None:
         self._builder = builder
         self._seed = seed
@@ -65,10 +71,11 @@ class Learner:
         self._queue_address = queue_address
         self._variable_source = variable_source
         self._reporter = reporter
+        self._writers = writers
 
     def run(self) -> None:
         """Trains until the run ends."""
-        supervise(self._train, ends_run=True, grace_s=2.5)
+        supervise(self._train, ends_run=True, grace_s=3.0)
 
     def _train(self, stop: threading.Event) -> None:
         if self._threads is not None:
@@ -77,9 +84,10 @@ class Learner:
         reader = self._builder.make_reader(queue, stop)
         try:
             self._train_on(reader, stop)
-        finally:
+        except BaseException:
             stop.set()
-            reader.close(timeout_s=1.0)
+            reader.close(closed=lambda: True, timeout_s=1.0)
+            raise
 
     def _train_on(self, reader: UnrollReader, stop: threading.Event) -> None:
         builder = self._builder
@@ -93,6 +101,7 @@ class Learner:
         def report() -> None:
             totals.update(learner.counters())
             totals["weight_publishes"] = publisher.publishes
+            totals["learner_queue_timeouts"] = reader.timeouts
             totals["reported_at"] = time.time()
             metrics = learner.metrics()
             if metrics:
@@ -114,13 +123,24 @@ class Learner:
                     report()
                     next_report = time.monotonic() + REPORT_PERIOD_S
             totals["budget_used"] = True
+            report()
+            # The answer sets it, and tells the actors too.
+            stop.wait(_END_S)
         except Stopped:
             pass  # The budget is not used up.
         finally:
             save_weights(self._run_dir / WEIGHTS_FILE, learner.final_weights())
         publisher.close(timeout_s=1.0)
+        stop.set()
+        totals["env_steps_queued"] = reader.close(self._all_writers_closed, timeout_s=1.5)
         report()
         sender.close()
+
+    def _all_writers_closed(self) -> bool:
+        try:
+            return bool(self._writers.open_writers() == 0)
+        except StatusNotOk:
+            return False
 
 
 class QueueHandle(base.Handle[str]):

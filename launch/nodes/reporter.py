@@ -41,7 +41,7 @@ class ReporterConfig:
 
 
 class Reporter:
-    """Gathers the nodes' records. `record` and `status` are RPCs.
+    """Gathers the nodes' records. `record`, `status` and `open_writers` are RPCs.
 
     Every `report_interval` it writes a line to `metrics.jsonl`, and at the end `summary.json`.
 
@@ -70,6 +70,11 @@ class Reporter:
         """The run's state now, a JSON object."""
         with self._lock:
             return json.dumps(self._statistics.report(time.time(), self._statistics.latest))
+
+    def open_writers(self) -> int:
+        """Actors that have begun to write to the queue and have not yet closed."""
+        with self._lock:
+            return self._statistics.total("open_writers")
 
     def run(self) -> None:
         """Reports until the program stops."""
@@ -154,7 +159,7 @@ class Statistics:
                 self._check_target(now)
         if record["totals"].get("budget_used"):
             self._end("max_env_steps")
-        self._recent.append((now, self._total("env_steps_trained")))
+        self._recent.append((now, self.total("env_steps_trained")))
         while now - self._recent[0][0] > _RATE_WINDOW_S:
             self._recent.popleft()
 
@@ -169,15 +174,21 @@ class Statistics:
         return {
             "wall_time_s": now - self._config.started_at,
             "train_time_s": self._train_time(now),
-            "env_steps_sampled": self._total("env_steps_sampled"),
-            "env_steps_trained": self._total("env_steps_trained"),
-            "learner_steps": self._total("learner_steps"),
+            "env_steps_sampled": self.total("env_steps_sampled"),
+            "env_steps_trained": self.total("env_steps_trained"),
+            "env_steps_replayed": self.total("env_steps_replayed"),
+            "env_steps_in_hand": self.total("env_steps_in_hand"),
+            "env_steps_consumed": self.total("env_steps_consumed"),
+            "env_steps_dropped": self.total("env_steps_dropped"),
+            "env_steps_too_old": self.total("env_steps_too_old"),
+            "learner_steps": self.total("learner_steps"),
             "episodes": self._episodes,
             "mean_return": _mean(self._returns),
             "mean_episode_length": _mean(self._lengths),
             "env_steps_per_second": self._rate(),
-            "weight_publishes": self._total("weight_publishes"),
-            "weight_fetches": self._total("weight_fetches"),
+            "weight_publishes": self.total("weight_publishes"),
+            "weight_fetches": self.total("weight_fetches"),
+            "learner_queue_timeouts": self.total("learner_queue_timeouts"),
             "stop_reason": self.stop_reason,
             **metrics,
         }
@@ -186,7 +197,7 @@ class Statistics:
         """The whole run: means over all learner steps, and whether the target was reached."""
         train_time = self._train_time(now)
         # The clock starts when the first step ends, so its env steps do not count.
-        trained = self._total("env_steps_trained") - self._total("first_step_env_steps")
+        trained = self.total("env_steps_trained") - self.total("first_step_env_steps")
         time_to_target, steps_to_target = self._target_at or (None, None)
         means = self._whole_run.take()
         queue_size = means.pop("queue_size", None)
@@ -194,6 +205,8 @@ class Statistics:
             "policy_lag_mean": means.get("policy_lag_mean"),
             "policy_lag_max": means.get("policy_lag_max"),
             "queue_size_mean": queue_size,
+            # What the actors have written and the learner did not get to.
+            "env_steps_queued": self.total("env_steps_queued"),
             "reached_target": self._target_at is not None,
             "env_steps_per_second": trained / train_time if train_time else 0.0,
             "time_to_target_s": time_to_target,
@@ -206,13 +219,14 @@ class Statistics:
         if target is None or len(self._returns) < WINDOW:
             return
         if sum(self._returns) / WINDOW >= target:
-            self._target_at = (self._train_time(now), self._total("env_steps_sampled"))
+            self._target_at = (self._train_time(now), self.total("env_steps_sampled"))
             self._end("target_return")
 
     def _end(self, reason: str) -> None:
         self.stop_reason = self.stop_reason or reason
 
-    def _total(self, name: str) -> int:
+    def total(self, name: str) -> int:
+        """The sum of a counter over all nodes."""
         return sum(totals.get(name, 0) for totals in self._totals.values())
 
     def _train_time(self, now: float) -> float:

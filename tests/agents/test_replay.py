@@ -1,5 +1,7 @@
 """The queue: first in, first out, each item once, bounded, and never a wait without an end."""
 
+import contextlib
+import itertools
 import os
 import tempfile
 import threading
@@ -37,17 +39,37 @@ def make_block(number, envs=ENVS):
 class Pipe:
     """A queue with its writer and reader."""
 
-    def __init__(self, max_items=4, items_per_batch=2, in_flight=2):
+    def __init__(self, max_items=4, items_per_batch=2, in_flight=2, slots=0, **reading):
         self.stop = threading.Event()
         signature = replay.unroll_signature(SPEC, LENGTH, ENVS)
-        self.queue = replay.Queue(signature, max_items)
-        self.writer = replay.UnrollWriter(self.queue.address, ENVS, in_flight, self.stop)
-        self.reader = replay.UnrollReader(self.queue, items_per_batch, self.stop)
+        self.queue = replay.Queue(signature, max_items, replay_slots=slots)
+        self.writer = replay.UnrollWriter(
+            self.queue.address, ENVS, in_flight, self.stop, replay=slots > 0
+        )
+        self.reader = replay.UnrollReader(self.queue, items_per_batch, self.stop, **reading)
+        self.closed = False
+        self.writers = []
+
+    def write_for_ever(self):
+        """Writes numbered blocks from a thread until the pipe is closed."""
+
+        def write():
+            with contextlib.suppress(Stopped):
+                for number in itertools.count():
+                    self.writer.write(make_block(number))
+
+        self.writers.append(in_thread(write))
 
     def close(self):
+        """Returns the env steps that were left in the queue."""
+        if self.closed:
+            return None
+        self.closed = True
+        self.stop.set()
+        for thread in self.writers:
+            thread.join(5)
         self.writer.close()
-        self.stop.set()  # The reader then stops the queue.
-        self.reader.close(timeout_s=10)
+        return self.reader.close(lambda: True, timeout_s=10)
 
 
 @pytest.fixture
@@ -86,7 +108,7 @@ def test_starving_reader_loses_nothing_and_keeps_the_order(make_pipe):
         for number, gap in enumerate(gaps):
             time.sleep(gap)
             pipe.writer.write(make_block(number))
-        pipe.writer.flush()
+        pipe.writer.flush(timeout_s=30)
 
     in_thread(write)
     got = np.concatenate([pipe.reader.next().unrolls.reward.numpy()[:, 0, 0] for _ in range(15)])
@@ -104,7 +126,7 @@ def test_fast_writer_loses_nothing_and_keeps_the_order(make_pipe):
             block.reward.fill(number)
             block.observation.fill(number)
             pipe.writer.write(block._replace(weights_version=np.int64(number)))
-        pipe.writer.flush()
+        pipe.writer.flush(timeout_s=30)
 
     in_thread(write)
     batches = [pipe.reader.next().unrolls for _ in range(100)]
@@ -123,7 +145,7 @@ def test_full_queue_blocks_the_writer_without_spinning(make_pipe):
         for number in range(12):
             pipe.writer.write(make_block(number))
             written.append(number)
-        pipe.writer.flush()
+        pipe.writer.flush(timeout_s=30)
 
     thread = in_thread(write)
     # One item is in the reader's hand, 3 are in the table, 2 unconfirmed; the write of the
@@ -144,7 +166,7 @@ def test_waiting_counts_what_was_taken_in_and_not_handed_out(make_pipe):
     pipe = make_pipe(max_items=8, items_per_batch=2)
     for number in range(5):
         pipe.writer.write(make_block(number))
-    pipe.writer.flush()
+    pipe.writer.flush(timeout_s=30)
     assert pipe.reader.waiting() == 2.5
     pipe.reader.next()
     assert pipe.reader.waiting() == 1.5
@@ -180,7 +202,7 @@ def test_stop_ends_a_blocked_write(make_pipe):
 def test_stop_ends_a_blocked_read_at_once(make_pipe):
     pipe = make_pipe(items_per_batch=2)
     pipe.writer.write(make_block(0))
-    pipe.writer.flush()
+    pipe.writer.flush(timeout_s=30)
     thread, outcome = raises_stopped(pipe.reader.next)
     thread.join(0.5)
     assert thread.is_alive()
@@ -189,7 +211,7 @@ def test_stop_ends_a_blocked_read_at_once(make_pipe):
     assert outcome == [True]
     with pytest.raises(Stopped):
         pipe.reader.next()
-    assert pipe.reader.waiting() == 0.5
+    assert pipe.close() == LENGTH * ENVS
 
 
 def test_stop_ends_a_read_whose_first_waking_fails(make_pipe, monkeypatch):
@@ -199,11 +221,188 @@ def test_stop_ends_a_read_whose_first_waking_fails(make_pipe, monkeypatch):
         pipe.queue, "put_blanks", lambda n: calls.append(n) if len(calls) < 3 else put_blanks(n)
     )
     thread, outcome = raises_stopped(pipe.reader.next)
-    wait_until(lambda: pipe.reader._reading)
+    wait_until(lambda: pipe.reader._waiting_since is not None)
     pipe.stop.set()
     thread.join(5)
     assert outcome == [True]
     assert len(calls) == 3
+
+
+@pytest.mark.parametrize("slots", [0, 3])
+@pytest.mark.parametrize("written", [0, 1, 2, 5, 6, 11])
+def test_close_counts_what_is_left(make_pipe, slots, written):
+    pipe = make_pipe(max_items=12, items_per_batch=4, slots=slots, replay_proportion=slots / 3)
+    for number in range(written):
+        block = make_block(number)
+        block.valid[0, 0] = False
+        pipe.writer.write(block)
+    assert pipe.writer.flush(timeout_s=30) == 0
+    got = 0
+    if written > 4:
+        batch = pipe.reader.next()
+        got = np.count_nonzero(batch.unrolls.valid.numpy()[~batch.replayed])
+        assert 0 < got < 3 * written
+    assert pipe.close() + got == 3 * written
+
+
+def test_close_counts_what_woke_a_read(make_pipe):
+    pipe = make_pipe(items_per_batch=4)
+    thread, outcome = raises_stopped(pipe.reader.next)
+    pipe.writer.write(make_block(0))
+    pipe.writer.flush(timeout_s=30)
+    pipe.stop.set()
+    thread.join(5)
+    assert outcome == [True]
+    assert pipe.close() == LENGTH * ENVS
+
+
+def test_close_makes_room_for_writers_until_they_have_closed(make_pipe):
+    pipe = make_pipe(max_items=2, items_per_batch=2, in_flight=1)
+    dropped, written, closed = [], [0], threading.Event()
+
+    def write():
+        with contextlib.suppress(Stopped):
+            while True:
+                written[0] += 1
+                pipe.writer.write(make_block(0))
+        dropped.append(pipe.writer.flush(timeout_s=5))
+        closed.set()
+
+    in_thread(write)
+    wait_until(lambda: pipe.queue.inserted > 2)
+    pipe.stop.set()
+    left = pipe.reader.close(closed.is_set, timeout_s=10)
+    pipe.closed = True
+    assert dropped == [0]
+    assert left == written[0] * LENGTH * ENVS
+    pipe.writer.close()
+
+
+def test_close_does_not_wait_for_a_writer_that_hangs(make_pipe):
+    pipe = make_pipe()
+    pipe.writer.write(make_block(0))
+    pipe.writer.flush(timeout_s=30)
+    pipe.stop.set()
+    before = time.monotonic()
+    assert pipe.reader.close(lambda: False, timeout_s=0.5) == LENGTH * ENVS
+    assert 0.5 <= time.monotonic() - before < 2
+    pipe.closed = True
+    pipe.writer.close()
+
+
+@pytest.mark.parametrize("slots", [0, 3])
+def test_flush_counts_what_is_not_confirmed(make_pipe, slots):
+    # Those of the replay table may be in flight too.
+    pipe = make_pipe(max_items=2, items_per_batch=2, in_flight=14, slots=slots)
+    for number in range(7):
+        block = make_block(number)
+        block.valid[0, 0] = number % 2 == 0
+        pipe.writer.write(block)
+    wait_until(lambda: pipe.queue.inserted > 2)
+    env_steps = pipe.writer.flush(timeout_s=0.3)
+    assert pipe.queue.inserted < 6
+    expected = sum(LENGTH * ENVS - n % 2 for n in range(pipe.queue.inserted, 7))
+    assert env_steps >= expected if slots else env_steps == expected
+
+
+@pytest.mark.parametrize("proportion", [0.25, 1.0, 1.5, 2.0])
+def test_replay_mixes_in_its_proportion_and_loses_nothing_new(make_pipe, proportion):
+    pipe = make_pipe(max_items=4, slots=8, items_per_batch=4, replay_proportion=proportion)
+    pipe.write_for_ever()
+    new, replayed = [], []
+    for _ in range(60):
+        batch = pipe.reader.next()
+        assert batch.replayed.shape == (4,)
+        sequence = batch.unrolls.sequence.numpy()
+        for number, again in zip(sequence, batch.replayed, strict=True):
+            if again:
+                replayed.append(number)
+                # One of the newest when it was drawn, at most 4 draws ago.
+                assert len(new) - 8 - 4 / proportion - 8 <= number <= len(new) + 12
+            else:
+                new.append(number)
+            # Evenly, never off by a whole item.
+            due = (len(new) + len(replayed)) * proportion / (1 + proportion)
+            assert abs(len(replayed) - due) < 1
+    np.testing.assert_array_equal(new, np.arange(len(new)))
+    assert len(set(replayed)) > 10
+
+
+def test_replay_draws_evenly_from_the_newest_items(make_pipe):
+    pipe = make_pipe(max_items=40, slots=10, items_per_batch=5, replay_proportion=4.0)
+    for number in range(30):
+        pipe.writer.write(make_block(number))
+    pipe.writer.flush(timeout_s=30)
+    drawn = []
+    for _ in range(30):
+        batch = pipe.reader.next()
+        drawn.extend(batch.unrolls.sequence.numpy()[batch.replayed])
+    assert len(drawn) == 120
+    # The first were drawn while there was nothing else. 10 slots: 12 draws of each on average.
+    counts = np.bincount(drawn[10:], minlength=30)
+    assert counts[:20].sum() == 0
+    assert counts[20:].min() >= 2
+    assert counts[20:].max() <= 30
+
+
+def test_full_queue_does_not_stop_replay_nor_replay_the_queue(make_pipe):
+    pipe = make_pipe(max_items=1, slots=1, items_per_batch=2, replay_proportion=1.0, in_flight=1)
+    pipe.write_for_ever()
+    for _ in range(50):
+        batch = pipe.reader.next()
+        assert batch.replayed.tolist() == [False, True]
+        time.sleep(0.005)  # The queue fills up in the meantime.
+
+
+def test_stop_ends_a_read_from_an_empty_replay_table(make_pipe):
+    pipe = make_pipe(slots=2, replay_proportion=1.0)
+    thread, outcome = raises_stopped(pipe.reader.next)
+    thread.join(0.3)
+    assert thread.is_alive()
+    pipe.stop.set()
+    thread.join(5)
+    assert outcome == [True]
+    assert pipe.close() == 0
+
+
+def test_long_wait_is_counted_and_said(make_pipe, capfd):
+    pipe = make_pipe(timeout_s=0.2)
+    thread = in_thread(pipe.reader.next)
+    wait_until(lambda: pipe.reader.timeouts == 2)
+    assert thread.is_alive()
+    assert "warning: no train batch for 0.2 s" in capfd.readouterr().err
+    for number in range(2):
+        pipe.writer.write(make_block(number))
+    thread.join(10)
+    assert not thread.is_alive()
+    # Between two reads nobody waits.
+    noted = pipe.reader.timeouts
+    time.sleep(0.5)
+    assert pipe.reader.timeouts == noted
+
+
+def test_short_waits_are_no_timeouts(make_pipe):
+    pipe = make_pipe(timeout_s=0.4, fail_at_timeout=True, items_per_batch=1)
+
+    def write():
+        for number in range(8):
+            time.sleep(0.1)
+            pipe.writer.write(make_block(number))
+
+    in_thread(write)
+    for number in range(8):
+        assert pipe.reader.next().unrolls.sequence.numpy() == number
+    assert pipe.reader.timeouts == 0
+
+
+def test_long_wait_may_fail(make_pipe):
+    pipe = make_pipe(timeout_s=0.3, fail_at_timeout=True)
+    pipe.writer.write(make_block(0))
+    before = time.monotonic()
+    with pytest.raises(TimeoutError, match=r"no train batch for 0\.3 s"):
+        pipe.reader.next()
+    assert 0.3 <= time.monotonic() - before < 2
+    assert pipe.close() == LENGTH * ENVS
 
 
 def test_block_is_split_into_items(make_pipe):

@@ -155,7 +155,7 @@ def test_learner_sees_the_policy_that_acted(name, mode):
             np.testing.assert_array_equal(got.numpy()[ended], np.concatenate(parts, 1)[ended])
     writer.close()
     stop.set()
-    reader.close(timeout_s=10)
+    reader.close(lambda: True, timeout_s=10)
 
 
 def test_final_observation_of_a_dict_is_that_of_the_ended_episode():

@@ -193,7 +193,7 @@ def test_batches_hold_each_step_once_in_order(mode, batch_size):
             block, _ = collector.collect(version)
             writer.write(block)
             steps += int(block.valid.sum())
-        writer.flush()
+        writer.flush(timeout_s=30)
 
     thread = threading.Thread(target=act, daemon=True)
     thread.start()
@@ -218,7 +218,7 @@ def test_batches_hold_each_step_once_in_order(mode, batch_size):
         check_transitions(rows, single, env_id=5 + env)
     writer.close()
     stop.set()
-    reader.close(timeout_s=10)
+    reader.close(lambda: True, timeout_s=10)
 
 
 def _numpy(x):

@@ -21,6 +21,51 @@ from headrace.launch import local
 from headrace.launch.config import RunConfig
 from headrace.launch.presets import PRESETS
 
+# name: flags, and env steps trained for each that had all its passes; None if replay adds to them.
+PLANS = {
+    "direct": ([], 1),
+    "passes": (["--num-sgd-iter", "3", "--minibatch-buffer-size", "2"], 3),
+    "replay": (["--replay-proportion", "0.5", "--replay-slots", "20"], None),
+    "too old": (["--max-policy-lag", "1", "--learner-queue-size", "8"], 1),
+}
+
+
+def untrained(summary):
+    """Env steps that were sampled and did not have all their passes."""
+    names = ("env_steps_queued", "env_steps_in_hand", "env_steps_dropped")
+    return sum(summary[name] for name in names)
+
+
+@pytest.mark.parametrize("end", ["budget", "time", "signal"])
+@pytest.mark.parametrize("plan", PLANS)
+def test_every_env_step_is_accounted_for(start, plan, end):
+    """At whatever moment a run ends, with actors that are blocked or not."""
+    flags, passes = PLANS[plan]
+    ends = {"budget": ["--max-env-steps", "20000"], "time": ["--time-limit", "9"], "signal": []}
+    run = start(*SMALL, *flags, *ends[end])
+    if end == "signal":
+        run.wait_for_training(steps=300)
+        run.process.terminate()
+    assert run.wait() == {"budget": 0, "time": 0, "signal": 143}[end]
+    summary = run.summary()
+    consumed, sampled = summary["env_steps_consumed"], summary["env_steps_sampled"]
+    assert consumed > 0
+    assert sampled == consumed + untrained(summary)
+    # The queue was not empty when the learner stopped, and all of it was found. A signal stops the
+    # actors first.
+    assert summary["env_steps_queued"] > 0 or end == "signal"
+    if plan == "replay":
+        replayed = summary["env_steps_replayed"]
+        assert summary["env_steps_trained"] == consumed + replayed
+        assert abs(replayed - consumed / 2) < 0.02 * consumed
+        assert summary["replay_age_mean"] > summary["policy_lag_mean"] > 0
+    else:
+        assert summary["env_steps_trained"] - passes * consumed >= 0
+        assert summary["env_steps_trained"] - passes * consumed <= 2 * summary["env_steps_in_hand"]
+        assert summary["env_steps_replayed"] == 0
+    assert (summary["env_steps_in_hand"] > 0) <= (plan == "passes")
+    assert (summary["env_steps_too_old"] > 0) == (plan == "too old")
+
 
 def test_run_without_a_target_uses_up_its_budget(start):
     run = start(*SMALL, "--max-env-steps", "20000", "--seed", "3")
@@ -32,11 +77,7 @@ def test_run_without_a_target_uses_up_its_budget(start):
 
     # The budget is overshot by less than a train batch, of 8 unrolls of 8 steps.
     assert 20_000 <= summary["env_steps_trained"] < 20_000 + 64
-    assert summary["env_steps_sampled"] >= summary["env_steps_trained"]
-    # Queue of 2 batches, one in flight to the learner, one in hand, and per actor 2 items
-    # unconfirmed and one block being made.
-    unrolls = 8 * (2 + 1 + 1) + 2 * 4 * (2 + 1)
-    assert summary["env_steps_sampled"] - summary["env_steps_trained"] <= 8 * unrolls
+    assert summary["env_steps_sampled"] == summary["env_steps_trained"] + untrained(summary)
     steps = summary["learner_steps"]
     # Reset rows are in the batches but are no env steps.
     assert steps * 64 * 0.8 < summary["env_steps_trained"] < steps * 64

@@ -16,11 +16,15 @@ WRONG = {
     "unroll_length": [0, -1],
     "batch_size": [0, -1],
     "learner_queue_size": [0, -1],
+    "learner_queue_timeout_s": [0.0, -1.0, math.inf, math.nan],
+    "learner_queue_timeout_action": ["stop"],
     "max_in_flight_items": [0, -1],
     "broadcast_interval": [0, -1],
     "update_period": [0, -1],
     "num_sgd_iter": [0, -1],
     "minibatch_buffer_size": [0, -1],
+    "replay_proportion": [-0.5, math.inf, math.nan],
+    "replay_slots": [-1],
     "max_policy_lag": [-1],
     "too_old": ["keep"],
     "learning_rate_schedule": BAD_POINTS,
@@ -53,6 +57,13 @@ def test_wrong_value_is_named(name, value):
         IMPALAConfig(**{name: value})
     assert error.value.setting == name
     assert str(error.value).startswith(f"{name} = {value!r}: ")
+
+
+def test_replay_needs_slots():
+    with pytest.raises(ConfigError) as error:
+        IMPALAConfig(replay_proportion=0.5)
+    assert error.value.setting == "replay_slots"
+    IMPALAConfig(replay_proportion=0.5, replay_slots=1)
 
 
 def test_every_setting_is_checked():
