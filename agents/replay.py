@@ -115,9 +115,12 @@ class Queue:
 
     def stop(self) -> None:
         """Stops the server; waits up to 5 s for writers to hang up."""
-        # Those that have not by then are cut off.
-        with contextlib.suppress(reverb.errors.DeadlineExceededError, RuntimeError):
+        try:
             self._server.stop()
+        except RuntimeError as error:
+            # Those that have not by then are cut off.
+            if "Deadline Exceeded" not in str(error):
+                raise
 
 
 class UnrollWriter:
@@ -275,7 +278,10 @@ class UnrollReader:
         raise Stopped
 
     def waiting(self) -> float:
-        """Train batches that the queue has taken in and `next` has not yet handed out."""
+        """Train batches that the queue has taken in and `next` has not yet handed out.
+
+        Blank items count too, so there is no such number once the run stops.
+        """
         return (self._queue.inserted - self._read) / self._items
 
     def close(self, closed: Callable[[], bool], timeout_s: float) -> int:
@@ -317,7 +323,7 @@ class UnrollReader:
         """New and replayed items in turn, `proportion` of these for each of those.
 
         Item i is replayed if the number of replayed ones due before i + 1 exceeds that before i, so
-        their number is never off by more than one.
+        their number is never off by a whole one.
         """
 
         def due(items: tf.Tensor) -> tf.Tensor:

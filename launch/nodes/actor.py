@@ -9,6 +9,7 @@ from launchpad import CourierClient
 from headrace.agents.acting import UnrollCollector
 from headrace.agents.builder import AgentConfig, Builder
 from headrace.agents.environments import EnvironmentFactory
+from headrace.agents.types import Stopped
 from headrace.agents.variables import VariableClient
 from headrace.launch.nodes.reporting import ReportSender
 from headrace.launch.nodes.rpc import RemoteWeightsSource
@@ -74,7 +75,7 @@ class Actor:
             closing.callback(writer.close)
             sender.post({"open_writers": 1})
             env_steps = 0
-            try:
+            with contextlib.suppress(Stopped):
                 while not stop.is_set():
                     block, episodes = collector.collect(variables.version)
                     # Counted before it is written, as it may be trained on before `write` returns.
@@ -84,9 +85,8 @@ class Actor:
                     writer.write(block)
                     if weights := variables.poll():
                         policy.set_weights(weights)
-            finally:
-                dropped = writer.flush(_FLUSH_S)
-                sender.post({"env_steps_dropped": dropped, "open_writers": 0})
+            dropped = writer.flush(_FLUSH_S)
+            sender.post({"env_steps_dropped": dropped, "open_writers": 0})
 
 
 def actor_seeds(seed: int, actor_id: int, envs: int) -> tuple[int, np.random.SeedSequence]:

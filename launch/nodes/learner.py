@@ -104,7 +104,7 @@ class Learner:
             totals["learner_queue_timeouts"] = reader.timeouts
             totals["reported_at"] = time.time()
             metrics = learner.metrics()
-            if metrics:
+            if metrics and not stop.is_set():
                 # Named after what a user sets; the writers' unconfirmed items come on top.
                 metrics["queue_size"] = reader.waiting()
             sender.post(totals, metrics=metrics)

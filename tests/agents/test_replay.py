@@ -188,27 +188,27 @@ def raises_stopped(function):
     return in_thread(run), outcome
 
 
-def test_stop_ends_a_blocked_write(make_pipe):
-    pipe = make_pipe(max_items=1, items_per_batch=1, in_flight=1)
-    thread, outcome = raises_stopped(lambda: [pipe.writer.write(make_block(n)) for n in range(9)])
-    wait_until(lambda: pipe.queue.inserted == 2)
-    time.sleep(0.3)
+def check_stop_ends(pipe, function):
+    """It waits, until the stop, then soon raises Stopped."""
+    thread, outcome = raises_stopped(function)
+    thread.join(0.5)
     assert thread.is_alive()
     pipe.stop.set()
-    thread.join(2)
+    thread.join(1)
     assert outcome == [True]
+
+
+def test_stop_ends_a_blocked_write(make_pipe):
+    pipe = make_pipe(max_items=1, items_per_batch=1, in_flight=1)
+    check_stop_ends(pipe, lambda: [pipe.writer.write(make_block(n)) for n in range(9)])
+    assert pipe.queue.inserted == 2
 
 
 def test_stop_ends_a_blocked_read_at_once(make_pipe):
     pipe = make_pipe(items_per_batch=2)
     pipe.writer.write(make_block(0))
     pipe.writer.flush(timeout_s=30)
-    thread, outcome = raises_stopped(pipe.reader.next)
-    thread.join(0.5)
-    assert thread.is_alive()
-    pipe.stop.set()
-    thread.join(1)
-    assert outcome == [True]
+    check_stop_ends(pipe, pipe.reader.next)
     with pytest.raises(Stopped):
         pipe.reader.next()
     assert pipe.close() == LENGTH * ENVS
@@ -356,12 +356,7 @@ def test_full_queue_does_not_stop_replay_nor_replay_the_queue(make_pipe):
 
 def test_stop_ends_a_read_from_an_empty_replay_table(make_pipe):
     pipe = make_pipe(slots=2, replay_proportion=1.0)
-    thread, outcome = raises_stopped(pipe.reader.next)
-    thread.join(0.3)
-    assert thread.is_alive()
-    pipe.stop.set()
-    thread.join(5)
-    assert outcome == [True]
+    check_stop_ends(pipe, pipe.reader.next)
     assert pipe.close() == 0
 
 

@@ -129,6 +129,30 @@ def test_environment_that_hangs_does_not_hold_up_the_end(start):
     run.assert_nothing_left()
 
 
+def test_starved_learner_may_end_the_run(start):
+    timeout = ("--learner-queue-timeout-s", "4", "--learner-queue-timeout-action", "fail")
+    run = start(*SMALL, "--env", "envs:Hangs-v0", *timeout)
+    assert run.wait() == 1
+    assert "TimeoutError: no train batch for 4 s" in run.stderr()
+    assert "error: learner failed" in run.stderr()
+    run.assert_nothing_left()
+
+
+def test_starved_learner_says_so_and_goes_on(start):
+    run = start(
+        *SMALL, "--env", "envs:Hangs-v0", "--learner-queue-timeout-s", "1", "--time-limit", "12"
+    )
+    assert run.wait() == 0
+    summary = run.summary()
+    assert summary["stop_reason"] == "time_limit"
+    assert summary["learner_queue_timeouts"] >= 2
+    said = (
+        (run.run_dir / "logs" / "learner.log").read_text().count("warning: no train batch for 1 s")
+    )
+    assert said == summary["learner_queue_timeouts"]
+    run.assert_nothing_left()
+
+
 def test_nodes_end_with_a_killed_launcher(start):
     run = start(*SMALL)
     run.wait_for_training()
